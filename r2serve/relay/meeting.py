@@ -1,0 +1,382 @@
+"""The meeting of the relays of a job, before any link exists.
+
+Node 0 listens at the user's own master addresses and port. The relays of the other nodes try every
+address until they have the outcome, so that the start needs no particular NIC. Messages are lines
+of JSON. With a pre-shared key, every message carries an HMAC over the other side's challenge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from r2serve import _core
+from r2serve.errors import ConfigError, StartupTimeoutError
+from r2serve.ports.info import ProcessInfo
+
+MOST_NODES = 252
+"""Nodes of a job; node n has the address 127.x.y.(n+1)."""
+LONGEST_LINE = 1 << 20
+"""Bytes of a message, at most."""
+CANDIDATES = 64
+"""Address prefixes proposed by node 0."""
+HEARTBEAT_S = 1.0
+"""Interval of the signs of life of node 0 to a waiting relay."""
+SILENCE_S = 5.0
+"""Silence after which a waiting relay tries the next address."""
+CONNECT_S = 1.0
+"""Wait for a connection to an address of node 0."""
+RETRY_S = 0.2
+
+_LOG = logging.getLogger("r2serve.relay")
+
+
+class Refused(ConfigError):
+    """The other side refuses the meeting for good; the text has the reason."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What all relays of a job agree on."""
+
+    prefix: str
+    """Address prefix of the job: ``127.x.y.0``."""
+    infos: dict[int, ProcessInfo]
+    """Engine of each node's relay, by node."""
+
+
+def random_prefixes(count: int) -> list[str]:
+    """Returns different prefixes 127.x.y.0 in random order; x is 1 to 254."""
+    numbers = secrets.SystemRandom().sample(range(256, 255 * 256), count)
+    return [f"127.{number // 256}.{number % 256}.0" for number in numbers]
+
+
+def free_prefixes(candidates: Sequence[str]) -> list[str]:
+    """Returns the candidates not held by a relay of this host, in order."""
+    return [prefix for prefix in candidates if _core.is_prefix_free(prefix)]
+
+
+class _Line:
+    """A connection with lines of JSON, authenticated if there is a key."""
+
+    def __init__(self, connection: socket.socket, key: bytes) -> None:
+        self._connection = connection
+        self._key = key
+        self._rest = b""
+        self.own_challenge = secrets.token_hex(16)
+        self.peer_challenge = ""
+
+    def send(self, body: dict[str, Any]) -> None:
+        text = json.dumps(body)
+        line = json.dumps({"body": text, "mac": self._mac(self.peer_challenge, text)})
+        self._connection.sendall(line.encode() + b"\n")
+
+    def receive(self) -> dict[str, Any]:
+        """Returns the next message.
+
+        Raises:
+            OSError: the connection ended, or was silent for too long.
+            Refused: the message is malformed, or the HMAC is wrong.
+        """
+        while b"\n" not in self._rest:
+            if len(self._rest) > LONGEST_LINE:
+                raise Refused(f"the message has more than {LONGEST_LINE} bytes")
+            more = self._connection.recv(65536)
+            if not more:
+                raise ConnectionResetError("the other side closed the connection")
+            self._rest += more
+        line, _, self._rest = self._rest.partition(b"\n")
+        try:
+            outer = json.loads(line)
+            text, mac = str(outer["body"]), str(outer["mac"])
+            body = json.loads(text)
+            if not isinstance(body, dict):
+                raise TypeError("no object")
+        except (ValueError, KeyError, TypeError) as error:
+            raise Refused("the message is malformed: no relay of r2serve is there") from error
+        if not hmac.compare_digest(mac.encode(), self._mac(self.own_challenge, text).encode()):
+            raise Refused(
+                "secret_file (R2CCL_SECRET_FILE): the nodes have different keys, or one has none; "
+                "must be the same key on every node"
+            )
+        return body
+
+    def _mac(self, challenge: str, text: str) -> str:
+        if not self._key:
+            return ""
+        return hmac.new(self._key, f"{challenge} {text}".encode(), hashlib.sha256).hexdigest()
+
+    # The first line of each side is its challenge, without an HMAC.
+    def exchange_challenges(self) -> None:
+        self._connection.sendall(self.own_challenge.encode() + b"\n")
+        while b"\n" not in self._rest:
+            if len(self._rest) > 64:
+                raise Refused("the greeting is malformed: no relay of r2serve is there")
+            more = self._connection.recv(64)
+            if not more:
+                raise ConnectionResetError("the other side closed the connection")
+            self._rest += more
+        greeting, _, self._rest = self._rest.partition(b"\n")
+        self.peer_challenge = greeting.decode("ascii", "replace")
+
+
+def _release() -> str:
+    return f"r2serve {version('r2serve')} (wire version {_core.wire_version})"
+
+
+class Host:
+    """The meeting at node 0."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        port: int,
+        nodes: int,
+        own: ProcessInfo,
+        key: bytes = b"",
+        free: Callable[[Sequence[str]], list[str]] = free_prefixes,
+        on_late: Callable[[int, ProcessInfo], None] | None = None,
+    ) -> None:
+        """Listens at every address of this node.
+
+        ``on_late`` is called, in a thread, with each node that joins after the start: its number is
+        ``nodes`` or more.
+
+        Raises:
+            ConfigError: no address can be listened at.
+        """
+        self._key = key
+        self._nodes = nodes
+        self._own = own
+        self._candidates = free(random_prefixes(CANDIDATES))
+        self._on_late = on_late
+        self._joined: dict[int, tuple[ProcessInfo, list[str]]] = {}
+        self._outcome: Outcome | None = None
+        self._failure = ""
+        self._changed = threading.Condition()
+        self._listeners = self._listen(addresses, port)
+        for listener in self._listeners:
+            threading.Thread(
+                target=self._accept, args=(listener,), name="relay-meeting", daemon=True
+            ).start()
+
+    @staticmethod
+    def _listen(addresses: Sequence[str], port: int) -> list[socket.socket]:
+        listeners, failures = [], []
+        for address in addresses:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((address, port))
+                listener.listen(256)
+            except OSError as error:
+                listener.close()
+                failures.append(f"{address}: {error.strerror}")
+                continue
+            listeners.append(listener)
+        if not listeners:
+            raise ConfigError(
+                f"control_master (R2CCL_CONTROL_MASTER): no address can be listened at with port "
+                f"{port} ({'; '.join(failures)}); must be addresses of node 0"
+            )
+        for failure in failures:
+            _LOG.warning("the meeting of the relays does not listen at %s", failure)
+        return listeners
+
+    @property
+    def port(self) -> int:
+        return int(self._listeners[0].getsockname()[1])
+
+    def gather(self, timeout_s: float) -> Outcome:
+        """Waits for the relays of all other nodes.
+
+        Later, relays that lost their connection before the outcome still get it, and further nodes
+        may join.
+
+        Raises:
+            StartupTimeoutError: relays are missing after ``timeout_s`` seconds.
+            ConfigError: a relay does not fit, or no prefix is free on every node.
+        """
+        with self._changed:
+            complete = self._changed.wait_for(
+                lambda: len(self._joined) == self._nodes - 1 or self._failure, timeout_s
+            )
+            if self._failure:
+                raise ConfigError(self._failure)
+            if not complete:
+                missing = [n for n in range(1, self._nodes) if n not in self._joined]
+                raise StartupTimeoutError(
+                    f"the relays of nodes {missing} did not arrive within {timeout_s:g} s"
+                )
+            free = [
+                prefix
+                for prefix in self._candidates
+                if all(prefix in theirs for _, theirs in self._joined.values())
+            ]
+            if not free:
+                self._failure = "no address prefix 127.x.y.0 is free on every node"
+                self._changed.notify_all()
+                raise ConfigError(self._failure)
+            infos = {node: self._joined[node][0] for node in range(1, self._nodes)}
+            self._outcome = Outcome(free[0], {0: self._own, **infos})
+            self._changed.notify_all()
+            return Outcome(free[0], dict(self._outcome.infos))
+
+    def close(self) -> None:
+        """Ends the meeting; the listeners are closed."""
+        for listener in self._listeners:
+            # Wakes the accepting thread, too.
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, remote = listener.accept()
+            except OSError:
+                return  # closed
+            threading.Thread(
+                target=self._serve, args=(connection, remote[0]), name="relay-guest", daemon=True
+            ).start()
+
+    def _serve(self, connection: socket.socket, remote: str) -> None:
+        with connection:
+            connection.settimeout(SILENCE_S)
+            line = _Line(connection, self._key)
+            try:
+                line.exchange_challenges()
+                outcome = self._outcome
+                candidates = self._candidates if outcome is None else [outcome.prefix]
+                line.send({"release": _release(), "candidates": candidates})
+                hello = line.receive()
+                refusal = self._join(hello)
+                if refusal:
+                    _LOG.warning("refused a relay from %s: %s", remote, refusal)
+                    line.send({"refused": refusal})
+                    return
+                while not self._answer(line):
+                    line.send({"waits": True})
+            except Refused as error:
+                _LOG.warning("dropped a connection from %s: %s", remote, error)
+            except OSError as error:
+                _LOG.info("a connection from %s ended: %s", remote, error)
+
+    def _join(self, hello: dict[str, Any]) -> str:
+        """Enters a relay; returns why it does not fit, or an empty text."""
+        if hello.get("release") != _release():
+            return f"it runs {hello.get('release')}, and node 0 runs {_release()}"
+        try:
+            node, info = int(hello["node"]), ProcessInfo.from_wire(hello["info"])
+            free = [str(prefix) for prefix in hello["free"]]
+        except (KeyError, TypeError, ValueError) as error:
+            return f"its message is malformed ({error!r})"
+        with self._changed:
+            late = self._outcome is not None
+            if not (0 < node < self._nodes or (late and self._nodes <= node < MOST_NODES)):
+                return f"it is node {node}, and the job starts with nodes 0 to {self._nodes - 1}"
+            known = self._joined.get(node)
+            if known is not None and known[0].process != info.process:
+                return f"another relay is node {node} already (host {known[0].host})"
+            if self._outcome is not None and known is None:
+                if self._outcome.prefix not in free:
+                    return f"address prefix {self._outcome.prefix} of the job is not free there"
+                self._outcome.infos[node] = info
+            if known is None or not late:
+                self._joined[node] = (info, free)
+            self._changed.notify_all()
+        if late and known is None and self._on_late is not None:
+            self._on_late(node, info)
+        return ""
+
+    def _answer(self, line: _Line) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._outcome or self._failure, HEARTBEAT_S)
+            outcome, failure = self._outcome, self._failure
+            infos = dict(outcome.infos) if outcome is not None else {}
+        if failure:
+            line.send({"refused": failure})
+            return True
+        if outcome is None:
+            return False
+        wire = {str(node): info.to_wire() for node, info in infos.items()}
+        line.send({"prefix": outcome.prefix, "infos": wire})
+        return True
+
+
+def join(
+    addresses: Sequence[str],
+    port: int,
+    node: int,
+    own: ProcessInfo,
+    timeout_s: float,
+    key: bytes = b"",
+    free: Callable[[Sequence[str]], list[str]] = free_prefixes,
+) -> Outcome:
+    """Meets node 0 at any of its addresses; tries them in turn until ``timeout_s`` has passed.
+
+    Raises:
+        StartupTimeoutError: no address answered in time; the text has the last failure of each.
+        Refused: node 0 refuses this relay, or has another key.
+    """
+    deadline = time.monotonic() + timeout_s
+    failures: dict[str, str] = {}
+    while True:
+        for address in addresses:
+            if time.monotonic() >= deadline:
+                text = "; ".join(f"{at}: {why}" for at, why in failures.items())
+                raise StartupTimeoutError(
+                    f"no meeting with the relay of node 0 at port {port} within {timeout_s:g} s "
+                    f"({text or 'no attempt'})"
+                )
+            try:
+                with socket.create_connection((address, port), CONNECT_S) as connection:
+                    return _ask(connection, node, own, key, free, deadline)
+            except OSError as error:
+                failures[address] = error.strerror or str(error)
+        time.sleep(RETRY_S)
+
+
+def _ask(
+    connection: socket.socket,
+    node: int,
+    own: ProcessInfo,
+    key: bytes,
+    free: Callable[[Sequence[str]], list[str]],
+    deadline: float,
+) -> Outcome:
+    connection.settimeout(SILENCE_S)
+    line = _Line(connection, key)
+    line.exchange_challenges()
+    offer = line.receive()
+    if offer.get("release") != _release():
+        raise Refused(f"node 0 runs {offer.get('release')}, and this node runs {_release()}")
+    line.send(
+        {
+            "release": _release(),
+            "node": node,
+            "info": own.to_wire(),
+            "free": free([str(prefix) for prefix in offer.get("candidates", [])]),
+        }
+    )
+    while time.monotonic() < deadline:
+        answer = line.receive()
+        if "refused" in answer:
+            raise Refused(f"node 0 refused the relay of node {node}: {answer['refused']}")
+        if "prefix" in answer:
+            wire = answer["infos"].items()
+            infos = {int(number): ProcessInfo.from_wire(info) for number, info in wire}
+            return Outcome(str(answer["prefix"]), infos)
+    raise TimeoutError("other nodes are missing")

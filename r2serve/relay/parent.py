@@ -1,0 +1,157 @@
+"""The relay of a node as seen by its parent, which starts one a node, before the engine listens."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from r2serve import errors
+from r2serve.errors import ConfigError, PeerLostError, R2cclError, StartupTimeoutError
+
+END_S = 10.0
+"""Wait for a relay that was told to end; the other nodes hear of the end meanwhile."""
+
+Failure = R2cclError | ConfigError
+
+_LOG = logging.getLogger("r2serve.relay")
+
+
+def command(node: int, nodes: int, master: str, port: int) -> list[str]:
+    """Returns the command of a relay; ``master``: addresses of node 0 between commas."""
+    program = [sys.executable, "-c", "from r2serve.cli import main; main()"]
+    place = ["--node", str(node), "--nodes", str(nodes)]
+    return [*program, "relay", *place, "--master", master, "--port", str(port)]
+
+
+class RelayProcess:
+    """A running relay. It ends with this process, and its own end is told once."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        """Starts the relay, in a session of its own: signals of a terminal go to the parent."""
+        self._process = subprocess.Popen(
+            list(argv),
+            env=None if env is None else dict(env),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._changed = threading.Condition()
+        self._ready: dict[str, Any] | None = None
+        self._error: Failure | None = None
+        self._closing = False
+        self._on_end: Callable[[Failure], None] | None = None
+        threading.Thread(target=self._read, name="relay-parent", daemon=True).start()
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Waits until connections can begin.
+
+        Raises:
+            R2cclError, ConfigError: the relay failed; the class is the class of its own error.
+            StartupTimeoutError: the relay is not ready after ``timeout_s`` seconds.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._error, timeout_s)
+            if self._error is not None:
+                raise self._error
+            if self._ready is None:
+                raise StartupTimeoutError(f"the relay is not ready after {timeout_s:g} s")
+
+    @property
+    def address(self) -> str:
+        """Virtual address of this node; after :meth:`wait_ready`."""
+        return str(self._known()["address"])
+
+    @property
+    def prefix(self) -> str:
+        """Address prefix of the job, ``127.x.y.0``; after :meth:`wait_ready`."""
+        return str(self._known()["prefix"])
+
+    @property
+    def node(self) -> int:
+        """Number of this node; after :meth:`wait_ready`."""
+        return int(self._known()["node"])
+
+    def address_of(self, node: int) -> str:
+        """Returns the virtual address of a node."""
+        return f"{self.prefix.removesuffix('.0')}.{node + 1}"
+
+    def on_end(self, call: Callable[[Failure], None]) -> None:
+        """Calls ``call`` once, in a thread, when the relay ends without :meth:`close`.
+
+        The connections of the job are lost then, so the caller ends the job.
+        """
+        with self._changed:
+            self._on_end = call
+            error = self._error
+        if error is not None:
+            call(error)
+
+    def started(self) -> None:
+        """Tells the relay that the engine has started: new listeners are rare from now on."""
+        self._tell(b"up\n")
+
+    def close(self) -> None:
+        """Ends the relay; the relays of the other nodes end, too."""
+        with self._changed:
+            self._closing = True
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+        except BrokenPipeError:
+            _LOG.debug("the relay has ended already")
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            _LOG.warning("the relay did not end within %g s and is killed", END_S)
+            self._process.kill()
+            self._process.wait()
+
+    def _known(self) -> dict[str, Any]:
+        if self._ready is None:
+            raise R2cclError("the relay is not ready: call wait_ready() first")
+        return self._ready
+
+    def _tell(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            _LOG.debug("the relay has ended already")
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        error: Failure | None = None
+        for line in self._process.stdout:
+            said = json.loads(line)
+            if "failed" in said:
+                error = _typed(str(said.get("error")), str(said["failed"]))
+            else:
+                with self._changed:
+                    self._ready = said
+                    self._changed.notify_all()
+        status = self._process.wait()
+        with self._changed:
+            if self._closing:
+                return
+            self._error = error or PeerLostError(
+                f"the relay of this node ended with status {status}: the connections between the "
+                "nodes are lost"
+            )
+            self._changed.notify_all()
+            call = self._on_end
+        if call is not None:
+            call(self._error)
+
+
+def _typed(name: str, text: str) -> Failure:
+    """Returns the error named by a relay."""
+    if name == ConfigError.__name__:
+        return ConfigError(text)
+    known = {kind.__name__: kind for kind in errors.ERROR_TYPES.values()}
+    return known.get(name, R2cclError)(text)

@@ -1,0 +1,208 @@
+"""Relays in a lab: connections survive the loss of NICs, and the job ends with a relay."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from timely import ended, timely
+
+from r2serve.lab.faults import management_port
+from r2serve.lab.lab import Lab
+from r2serve.lab.nodes import Node
+
+R2SERVE = Path(sys.executable).with_name("r2serve")
+TALK = Path(__file__).parent / "workers" / "relay_talk.py"
+MASTERS = "10.77.0.1,10.77.1.1,10.77.2.1"
+FAILED = 70
+
+
+class Talker:
+    """A process of a node that prints lines of JSON."""
+
+    def __init__(self, node: Node, argv: Sequence[str], env: dict[str, str] | None = None) -> None:
+        self.process = node.popen(
+            argv,
+            env=os.environ | {"R2CCL_CONTROL_MASTER": MASTERS} | (env or {}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self.lines: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.put(json.loads(line))
+
+    def hear(self, key: str) -> dict[str, Any]:
+        """Waits for a line with `key`."""
+
+        def heard() -> dict[str, Any]:
+            while not self.lines.empty():
+                line = self.lines.get()
+                assert "failed" not in line or key == "failed", line
+                if key in line:
+                    return line
+            assert self.process.poll() is None or not self.lines.empty(), self.process.returncode
+            return {}
+
+        return timely(heard, f"a line with {key}", within_s=60)
+
+    def go_on(self, rounds: int) -> None:
+        """Waits for `rounds` more reports of the asking side, one per 50 answers."""
+        while not self.lines.empty():
+            assert "failed" not in self.lines.get()
+        for _ in range(rounds):
+            self.hear("count")
+
+    def say(self, text: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text.encode() + b"\n")
+        self.process.stdin.flush()
+
+    def close_stdin(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(30)
+        self._reader.join(10)
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            if not stream.closed:
+                try:
+                    stream.close()
+                except BrokenPipeError:
+                    continue  # the line is needed no more
+
+
+Start = Callable[..., Talker]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    with ExitStack() as stack:
+
+        def made(node: Node, *argv: str, env: dict[str, str] | None = None) -> Talker:
+            talker = Talker(node, argv, env)
+            stack.callback(talker.stop)
+            return talker
+
+        yield made
+
+
+def start_relay(lab: Lab, start: Start, node: int, env: dict[str, str] | None = None) -> Talker:
+    arguments = ["--nodes", "2", "--master", "10.77.0.1", "--port", "29500"]
+    command = [str(R2SERVE), "relay", "--node", str(node), *arguments]
+    return start(lab.nodes[node], *command, env=env)
+
+
+def start_relays(lab: Lab, start: Start) -> list[Talker]:
+    return [start_relay(lab, start, node) for node in (0, 1)]
+
+
+def start_talk(lab: Lab, start: Start, prefix: str, echo_at: int = 0, ask_at: int = 1) -> Talker:
+    """Returns the asking side."""
+    echo = start(lab.nodes[echo_at], sys.executable, str(TALK), "serve", prefix, str(echo_at))
+    port = echo.hear("port")["port"]
+    address = f"{prefix.removesuffix('.0')}.{echo_at + 1}"
+    return start(lab.nodes[ask_at], sys.executable, str(TALK), "ask", address, str(port))
+
+
+def cut_management(lab: Lab, node: int, state: str = "down") -> None:
+    lab.run_in_switch("ip", "link", "set", management_port(node), state)
+
+
+@pytest.fixture
+def pair(make_lab: Callable[..., Lab]) -> Lab:
+    return make_lab(nodes=2, rails=2)
+
+
+def test_connections_survive_the_loss_of_all_nics_but_one(
+    pair: Lab, start: Start, show: Callable[[str], None]
+) -> None:
+    relays = start_relays(pair, start)
+    ready = [relay.hear("prefix") for relay in relays]
+    assert ready[0]["prefix"] == ready[1]["prefix"]
+    assert [each["address"].rsplit(".", 1)[1] for each in ready] == ["1", "2"]
+    talk = start_talk(pair, start, ready[0]["prefix"])
+    talk.go_on(2)
+    cut_management(pair, 0)
+    talk.go_on(2)
+    pair.black_hole(1, 0)
+    talk.go_on(2)
+    pair.heal(1, 0)
+    talk.go_on(2)
+    talk.say("end")
+    end = talk.hear("end")
+    show(f"{end['end']} answers, the worst after {end['worst_ms']} ms")
+    assert ended(talk.process, "the talk", 30) == 0
+
+
+def test_a_start_without_the_management_nic(pair: Lab, start: Start) -> None:
+    cut_management(pair, 0)
+    cut_management(pair, 1)
+    relays = start_relays(pair, start)
+    ready = [relay.hear("prefix") for relay in relays]
+    talk = start_talk(pair, start, ready[0]["prefix"])
+    talk.go_on(1)
+
+
+def test_a_node_joins_after_the_start(make_lab: Callable[..., Lab], start: Start) -> None:
+    lab = make_lab(nodes=3, rails=1)
+    relays = start_relays(lab, start)
+    ready = [relay.hear("prefix") for relay in relays]
+    late = start_relay(lab, start, 2)
+    assert late.hear("prefix")["prefix"] == ready[0]["prefix"]
+    for at in (0, 1):  # the late node's connections to every other node
+        start_talk(lab, start, ready[0]["prefix"], at, 2).go_on(1)
+
+
+def test_a_relay_that_is_killed_ends_the_relay_of_the_other_node(pair: Lab, start: Start) -> None:
+    relays = start_relays(pair, start)
+    for relay in relays:
+        relay.hear("prefix")
+    pair.nodes[1].kill_all()
+    failed = relays[0].hear("failed")
+    assert failed["error"] == "PeerLostError"
+    assert "node 1" in failed["failed"]
+    assert "its process is gone" in failed["failed"]
+    assert ended(relays[0].process, "relay 0", 30) == FAILED
+
+
+def test_a_relay_ends_with_its_parent_and_tells_the_other_node(pair: Lab, start: Start) -> None:
+    relays = start_relays(pair, start)
+    for relay in relays:
+        relay.hear("prefix")
+    relays[0].close_stdin()
+    assert ended(relays[0].process, "relay 0", 30) == 0
+    failed = relays[1].hear("failed")
+    assert failed["error"] == "PeerClosedError"
+    assert "node 0 has ended" in failed["failed"]
+    assert ended(relays[1].process, "relay 1", 30) == FAILED
+
+
+def test_a_pre_shared_key_must_be_the_same(pair: Lab, start: Start, tmp_path: Path) -> None:
+    for node, key in enumerate((b"a" * 32, b"b" * 32)):
+        path = tmp_path / f"key{node}"
+        path.write_bytes(key)
+        path.chmod(0o600)
+    relays = [
+        start_relay(pair, start, node, env={"R2CCL_SECRET_FILE": str(tmp_path / f"key{node}")})
+        for node in (0, 1)
+    ]
+    assert "R2CCL_SECRET_FILE" in relays[1].hear("failed")["failed"]
+    assert ended(relays[1].process, "relay 1", 30) == FAILED

@@ -1,0 +1,390 @@
+// Two relays in a process, with a prefix each in place of a network namespace each: a client at the
+// mirror of one relay reaches a listener of the other over real rails.
+#include "relay/relay.hpp"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "eventually.hpp"
+#include "job.hpp"
+
+namespace r2ccl {
+namespace {
+
+using testing::eventually;
+using testing::Job;
+
+// A socket with blocking calls that end after a minute.
+class Socket {
+ public:
+  explicit Socket(FileDescriptor socket) : socket_(std::move(socket)) {
+    const timeval limit{.tv_sec = 60, .tv_usec = 0};
+    ::fcntl(fd(), F_SETFL, ::fcntl(fd(), F_GETFL) & ~O_NONBLOCK);
+    ::setsockopt(fd(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+    ::setsockopt(fd(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+  }
+  static Socket to(const LoopbackEnd& end) {
+    Socket socket(FileDescriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
+    const sockaddr_in address = end.get();
+    if (::connect(socket.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0)
+      socket.socket_.reset();
+    return socket;
+  }
+  [[nodiscard]] bool valid() const { return socket_.valid(); }
+  [[nodiscard]] int fd() const { return socket_.get(); }
+  void send(std::string_view bytes) const {
+    while (!bytes.empty()) {
+      const ssize_t sent = ::send(fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      ASSERT_GT(sent, 0) << std::strerror(errno);
+      bytes.remove_prefix(static_cast<std::size_t>(sent));
+    }
+  }
+  // Returns `count` bytes, or fewer at the end of the stream.
+  [[nodiscard]] std::string receive(std::size_t count) const {
+    std::string all(count, '\0');
+    std::size_t have = 0;
+    while (have < count) {
+      const ssize_t got = ::recv(fd(), all.data() + have, count - have, 0);
+      if (got <= 0) break;
+      have += static_cast<std::size_t>(got);
+    }
+    all.resize(have);
+    return all;
+  }
+  // Returns errno of a read that fails; 0 at the end of the stream; -1 after bytes.
+  [[nodiscard]] int read_error() const {
+    char byte = 0;
+    const ssize_t got = ::recv(fd(), &byte, 1, 0);
+    return got < 0 ? errno : got == 0 ? 0 : -1;
+  }
+  void finish() const { ::shutdown(fd(), SHUT_WR); }
+  void reset() { close_with_reset(socket_); }
+
+ private:
+  FileDescriptor socket_;
+};
+
+std::string text_of(std::size_t bytes) {
+  std::string text(bytes, '\0');
+  for (std::size_t i = 0; i < bytes; ++i) text[i] = static_cast<char>(i * 31 + i / 257);
+  return text;
+}
+
+class Relays : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    static std::uint32_t count = 0;
+    for (std::uint32_t node = 0; node < 2; ++node) {
+      const auto pid = static_cast<std::uint32_t>(::getpid());
+      prefixes_[node] = 127U << 24U | (128 + pid % 100) << 16U | (2 * count + node) << 8U;
+      ASSERT_EQ(::pipe2(parents_[node].data(), O_CLOEXEC), 0);
+    }
+    ++count;
+    for (std::uint32_t node = 0; node < 2; ++node) {
+      RelayOptions options;
+      options.node = node;
+      options.prefix = prefixes_[node];
+      options.parent = parents_[node][0];
+      options.link_timeout_ns = 120'000 * ns_per_ms;
+      options.peers.push_back(
+          {.process = job_.engines[1 - node]->process(), .node = 1 - node, .listeners = {}});
+      auto relay = Relay::create(job_.engines[node], options);
+      ASSERT_TRUE(relay.ok()) << relay.take_status().message();
+      relays_[node] = std::move(relay.value());
+      threads_[node] = std::thread([this, node] { outcomes_[node] = relays_[node]->run(); });
+    }
+  }
+  void TearDown() override {
+    for (std::uint32_t node = 0; node < 2; ++node) end_parent(node);
+    for (std::thread& thread : threads_)
+      if (thread.joinable()) thread.join();
+    for (const auto& ends : parents_) ::close(ends[0]);
+  }
+  void end_parent(std::uint32_t node) {
+    if (parents_[node][1] >= 0) ::close(parents_[node][1]);
+    parents_[node][1] = -1;
+  }
+
+  // Listens at the virtual address of node 0.  Port 0: any.
+  Socket listen(std::uint16_t port = 0) {
+    auto listener = listen_at({virtual_address(prefixes_[0], 0), port}, true);
+    EXPECT_TRUE(listener.ok());
+    sockaddr_in bound{};
+    socklen_t size = sizeof(bound);
+    ::getsockname(listener.value().get(), reinterpret_cast<sockaddr*>(&bound), &size);
+    port_ = ntohs(bound.sin_port);
+    return Socket(std::move(listener.value()));
+  }
+  [[nodiscard]] LoopbackEnd mirror() const { return {virtual_address(prefixes_[1], 0), port_}; }
+  static Socket accept_from(const Socket& listener) {
+    return Socket(FileDescriptor(::accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC)));
+  }
+  [[nodiscard]] std::string sync(std::uint32_t node) const {
+    Socket socket(FileDescriptor(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)));
+    auto name = SocketAddress::abstract_unix(sync_socket_name(prefixes_[node], node));
+    EXPECT_EQ(::connect(socket.fd(), name.value().get(), name.value().size), 0);
+    return socket.receive(1000);
+  }
+
+  Job job_{{.ranks = 2, .rails = 3, .shm = false, .config = {}}};
+  std::array<std::uint32_t, 2> prefixes_{};
+  std::array<std::array<int, 2>, 2> parents_{};
+  std::array<std::unique_ptr<Relay>, 2> relays_;
+  std::array<std::thread, 2> threads_;
+  std::array<Status, 2> outcomes_;
+  std::uint16_t port_ = 0;
+};
+
+TEST_F(Relays, ConnectionsCarryBytesBothWaysAndEndInOrder) {
+  const Socket listener = listen();
+  ASSERT_EQ(sync(0), "ok\n");
+  const Socket client = Socket::to(mirror());
+  ASSERT_TRUE(client.valid()) << "SYNC was answered before the mirror was there";
+  const Socket server = accept_from(listener);
+  const std::string large = text_of(5'000'000);
+  std::thread writer([&] {
+    client.send(large);
+    client.finish();
+  });
+  EXPECT_EQ(server.receive(large.size()), large);
+  writer.join();
+  EXPECT_EQ(server.read_error(), 0);
+  server.send("the other direction is open");
+  EXPECT_EQ(client.receive(27), "the other direction is open");
+  server.finish();
+  EXPECT_EQ(client.read_error(), 0);
+  EXPECT_TRUE(eventually([&] { return relays_[0]->connections() == 0; }, "no connection is left"));
+}
+
+TEST_F(Relays, AListenerThatEndsLosesItsMirror) {
+  {
+    const Socket listener = listen();
+    ASSERT_EQ(sync(0), "ok\n");
+  }
+  EXPECT_TRUE(eventually([&] { return !Socket::to(mirror()).valid(); }, "the mirror is gone"));
+}
+
+TEST_F(Relays, AResetIsCarriedAsAReset) {
+  const Socket listener = listen();
+  ASSERT_EQ(sync(0), "ok\n");
+  const Socket client = Socket::to(mirror());
+  Socket server = accept_from(listener);
+  client.send("x");
+  ASSERT_EQ(server.receive(1), "x");
+  server.reset();
+  EXPECT_EQ(client.read_error(), ECONNRESET);
+}
+
+TEST_F(Relays, ATakenPortIsSaidAtSync) {
+  auto stranger = listen_at(mirror(), false);
+  ASSERT_TRUE(stranger.ok());
+  sockaddr_in bound{};
+  socklen_t size = sizeof(bound);
+  ::getsockname(stranger.value().get(), reinterpret_cast<sockaddr*>(&bound), &size);
+  const Socket listener = listen(ntohs(bound.sin_port));
+  EXPECT_EQ(sync(0), "taken " + std::to_string(port_) + " node 1\n");
+}
+
+TEST_F(Relays, TheLossOfAllRailsButOneIsNotSeen) {
+  const Socket listener = listen();
+  ASSERT_EQ(sync(0), "ok\n");
+  const Socket client = Socket::to(mirror());
+  const Socket server = accept_from(listener);
+  for (int round = 0; round < 30; ++round) {
+    if (round == 10) {
+      ASSERT_TRUE(job_.engines[0]->inject(0, Fault::carrier_loss).ok());
+    }
+    if (round == 20) {
+      ASSERT_TRUE(job_.engines[1]->inject(1, Fault::black_hole).ok());
+    }
+    const std::string text = text_of(round % 5 == 0 ? 200'000 : 500);
+    std::thread writer([&] { client.send(text); });
+    EXPECT_EQ(server.receive(text.size()), text);
+    writer.join();
+    server.send(text);
+    EXPECT_EQ(client.receive(text.size()), text);
+  }
+  for (const RailId rail : {RailId{0}, RailId{1}})
+    for (const auto& engine : job_.engines) ASSERT_TRUE(engine->inject(rail, Fault::none).ok());
+}
+
+TEST_F(Relays, AReaderThatStopsDoesNotHoldUpOthers) {
+  const Socket listener = listen();
+  ASSERT_EQ(sync(0), "ok\n");
+  const Socket stopped = Socket::to(mirror());
+  const Socket its_server = accept_from(listener);
+  const std::string large = text_of(30'000'000);  // beyond all buffers
+  std::thread writer([&] { stopped.send(large); });
+  const Socket client = Socket::to(mirror());
+  const Socket server = accept_from(listener);
+  for (int round = 0; round < 20; ++round) {
+    client.send("question");
+    ASSERT_EQ(server.receive(8), "question");
+    server.send("answer");
+    ASSERT_EQ(client.receive(6), "answer");
+  }
+  EXPECT_EQ(its_server.receive(large.size()), large);
+  writer.join();
+}
+
+TEST_F(Relays, TheEndOfAParentEndsBothRelays) {
+  end_parent(0);
+  threads_[0].join();
+  EXPECT_TRUE(outcomes_[0].ok()) << outcomes_[0].message();
+  job_.engines[0]->close(1.0);
+  threads_[1].join();
+  EXPECT_EQ(outcomes_[1].code(), ErrorCode::peer_closed) << outcomes_[1].message();
+}
+
+// All descriptors of this process up to its limit.
+class AllDescriptors {
+ public:
+  AllDescriptors() {
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
+    const rlimit few{.rlim_cur = 512, .rlim_max = before_.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+    for (int fd = ::dup(0); fd >= 0; fd = ::dup(0)) taken_.emplace_back(fd);
+    EXPECT_EQ(errno, EMFILE);
+  }
+  ~AllDescriptors() { EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before_), 0); }
+  AllDescriptors(const AllDescriptors&) = delete;
+  AllDescriptors& operator=(const AllDescriptors&) = delete;
+
+ private:
+  rlimit before_{};
+  std::vector<FileDescriptor> taken_;
+};
+
+TEST_F(Relays, WithoutADescriptorAConnectionIsReset) {
+  const Socket listener = listen();
+  ASSERT_EQ(sync(0), "ok\n");
+  {
+    const Socket refused(FileDescriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
+    const AllDescriptors all;
+    const sockaddr_in address = mirror().get();
+    ASSERT_EQ(::connect(refused.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)),
+              0);
+    EXPECT_EQ(refused.read_error(), ECONNRESET);
+  }
+  const Socket client = Socket::to(mirror());
+  const Socket server = accept_from(listener);
+  client.send("x");
+  EXPECT_EQ(server.receive(1), "x");
+}
+
+TEST_F(Relays, ConnectionsOfOtherUsersAreReset) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  const Socket listener = listen();
+  ASSERT_EQ(sync(0), "ok\n");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (::setresuid(65534, 65534, 65534) != 0) ::_exit(1);
+    const int stranger = ::socket(AF_INET, SOCK_STREAM, 0);
+    const sockaddr_in address = mirror().get();
+    if (::connect(stranger, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0)
+      ::_exit(2);
+    char byte = 0;
+    ::_exit(::recv(stranger, &byte, 1, 0) < 0 && errno == ECONNRESET ? 0 : 3);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+// ---- parts ----
+
+TEST(Relay, APrefixIsHeldByOneRelayOfAHost) {
+  const std::uint32_t prefix = 127U << 24U | 250U << 16U | 9U << 8U;
+  auto first = hold_prefix(prefix);
+  ASSERT_TRUE(first.ok()) << first.take_status().message();
+  auto second = hold_prefix(prefix);
+  ASSERT_FALSE(second.ok());
+  EXPECT_NE(second.take_status().message().find("127.250.9.0 is in use"), std::string::npos);
+  first.value().reset();
+  EXPECT_TRUE(hold_prefix(prefix).ok());
+}
+
+TEST(Relay, APrefixIsALoopbackNetwork) {
+  for (const std::uint32_t prefix :
+       {10U << 24U, 127U << 24U | 1U << 8U, 127U << 24U | 1U << 16U | 1U}) {
+    auto held = hold_prefix(prefix);
+    ASSERT_FALSE(held.ok());
+    EXPECT_NE(held.take_status().message().find("must be 127.x.y.0"), std::string::npos);
+  }
+}
+
+TEST(SocketTable, FindsListenersAndOwners) {
+  auto table = SocketTable::open();
+  ASSERT_TRUE(table.ok()) << table.take_status().message();
+  const std::uint32_t address = 127U << 24U | 250U << 16U | 10U << 8U | 1U;
+  auto listener = listen_at({address, 0}, false);
+  ASSERT_TRUE(listener.ok());
+  auto wildcard = listen_at({0, 0}, false);
+  ASSERT_TRUE(wildcard.ok());
+  sockaddr_in bound{};
+  socklen_t size = sizeof(bound);
+  ::getsockname(listener.value().get(), reinterpret_cast<sockaddr*>(&bound), &size);
+  const std::uint16_t port = ntohs(bound.sin_port);
+  EXPECT_EQ(table.value().listeners(address, ::geteuid()).value(), std::vector{port});
+  EXPECT_TRUE(table.value().listeners(address, ::geteuid() + 1).value().empty());
+  EXPECT_FALSE(table.value().owner({address, 1}, {address, port}).value().has_value());
+}
+
+SocketAddress at(std::uint16_t port) { return SocketAddress::ip("127.0.0.1", port).value(); }
+
+// Looks every 10 ms of a clock that stands for 250 ms.
+bool becomes_certain(Absence& absence, int rounds) {
+  TimeNs clock = 1;
+  for (int round = 0; round < rounds; ++round) {
+    if (absence.certain(true, clock)) return true;
+    clock += 250 * ns_per_ms;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return false;
+}
+
+TEST(Absence, RefusedConnectsTellOfAProcessThatIsGone) {
+  auto listener = listen_at({INADDR_LOOPBACK, 0}, false);
+  sockaddr_in bound{};
+  socklen_t size = sizeof(bound);
+  ::getsockname(listener.value().get(), reinterpret_cast<sockaddr*>(&bound), &size);
+  const std::uint16_t port = ntohs(bound.sin_port);
+  {
+    Absence absence({at(port)});
+    EXPECT_FALSE(becomes_certain(absence, 12)) << "the process is there";
+  }
+  listener.value().reset();
+  Absence absence({at(port)});
+  EXPECT_TRUE(becomes_certain(absence, 12));
+  EXPECT_TRUE(absence.probing());
+  EXPECT_FALSE(absence.certain(false, now_ns()));
+  EXPECT_FALSE(absence.probing());
+}
+
+TEST(Absence, OneListenerThatAnswersIsEnough) {
+  auto listener = listen_at({INADDR_LOOPBACK, 0}, false);
+  sockaddr_in bound{};
+  socklen_t size = sizeof(bound);
+  ::getsockname(listener.value().get(), reinterpret_cast<sockaddr*>(&bound), &size);
+  auto gone = listen_at({INADDR_LOOPBACK, 0}, false);
+  sockaddr_in other{};
+  ::getsockname(gone.value().get(), reinterpret_cast<sockaddr*>(&other), &size);
+  gone.value().reset();
+  Absence absence({at(ntohs(other.sin_port)), at(ntohs(bound.sin_port))});
+  EXPECT_FALSE(becomes_certain(absence, 12));
+}
+
+}  // namespace
+}  // namespace r2ccl

@@ -1,0 +1,249 @@
+"""The meeting of a job's relays: addresses, keys, node numbers, prefixes."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from r2serve.config import Config
+from r2serve.errors import ConfigError, R2cclError, StartupTimeoutError
+from r2serve.ports.info import AddressInfo, PortInfo, ProcessInfo, pair_secret, read_key
+from r2serve.relay import meeting
+from r2serve.relay.cli import listeners_of
+from r2serve.relay.meeting import Host, Outcome, Refused, join
+
+LONG_S = 60.0
+"""Wait for what must happen."""
+
+
+def info(process: int) -> ProcessInfo:
+    return ProcessInfo(
+        process=process,
+        secret=bytes([process]) * 32,
+        node=f"node-{process}",
+        host=f"host-{process}",
+        ports=(PortInfo("eth1", "10.0.0.1", 4000 + process),),
+        control=None,
+        unix_name="",
+    )
+
+
+def all_free(candidates: Sequence[str]) -> list[str]:
+    return list(candidates)
+
+
+Make = Callable[..., Host]
+
+
+@pytest.fixture
+def host() -> Iterator[Make]:
+    with ExitStack() as stack:
+
+        def make(nodes: int, key: bytes = b"", **options: Any) -> Host:
+            made = Host(["127.0.0.1"], 0, nodes, info(1), key, **{"free": all_free} | options)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+class Joining(threading.Thread):
+    """A relay that joins in a thread."""
+
+    def __init__(self, port: int, node: int, key: bytes = b"", **options: object) -> None:
+        super().__init__(daemon=True)
+        self.outcome: Outcome | None = None
+        self.error: Exception | None = None
+        self._arguments = {"addresses": ["127.0.0.1"], "free": all_free, "timeout_s": LONG_S}
+        self._arguments |= {"port": port, "node": node, "own": info(node + 1), "key": key}
+        self._arguments |= options
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.outcome = join(**self._arguments)  # type: ignore[arg-type]
+        except (R2cclError, ConfigError) as error:
+            self.error = error
+
+    def done(self) -> Joining:
+        self.join(LONG_S)
+        assert not self.is_alive()
+        return self
+
+
+@pytest.mark.parametrize("key", [b"", b"k" * 32])
+def test_all_relays_get_the_same_outcome(host: Make, key: bytes) -> None:
+    own = host(3, key)
+    others = [Joining(own.port, node, key) for node in (2, 1)]
+    outcome = own.gather(LONG_S)
+    assert {node: each.process for node, each in outcome.infos.items()} == {0: 1, 1: 2, 2: 3}
+    assert outcome.prefix.startswith("127.")
+    assert outcome.prefix.endswith(".0")
+    assert not outcome.prefix.startswith("127.0.")
+    for other in others:
+        assert other.done().outcome == outcome, other.error
+
+
+def test_the_prefix_is_free_on_every_node(host: Make) -> None:
+    def only(kept: Callable[[int], bool]) -> Callable[[Sequence[str]], list[str]]:
+        return lambda candidates: [each for i, each in enumerate(candidates) if kept(i)]
+
+    own = host(2, free=only(lambda i: i % 2 == 0))
+    other = Joining(own.port, 1, free=only(lambda i: i % 3 == 2))
+    outcome = own.gather(LONG_S)
+    assert outcome.prefix == own._candidates[1 * 3 - 1]
+    assert other.done().outcome == outcome
+
+
+def test_no_free_prefix_ends_the_start_on_every_node(host: Make) -> None:
+    own = host(2)
+    other = Joining(own.port, 1, free=lambda _: [])
+    with pytest.raises(ConfigError, match="no address prefix"):
+        own.gather(LONG_S)
+    assert "no address prefix" in str(other.done().error)
+
+
+def test_an_address_that_does_not_answer_is_skipped(
+    host: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first address is a listener that is silent, as behind a lost NIC."""
+    monkeypatch.setattr(meeting, "SILENCE_S", 0.2)
+    own = host(2)
+    with socket.create_server(("127.0.0.9", own.port)):
+        other = Joining(own.port, 1, addresses=["127.0.0.8", "127.0.0.9", "127.0.0.1"])
+        outcome = own.gather(LONG_S)
+        assert other.done().outcome == outcome, other.error
+
+
+def test_a_relay_that_lost_its_connection_still_gets_the_outcome(host: Make) -> None:
+    own = host(2)
+    first = Joining(own.port, 1).done
+    outcome = own.gather(LONG_S)
+    assert first().outcome == outcome
+    assert Joining(own.port, 1).done().outcome == outcome
+
+
+@pytest.mark.parametrize(("of_host", "of_guest"), [(b"a" * 32, b"b" * 32), (b"a" * 32, b"")])
+def test_another_key_is_refused(host: Make, of_host: bytes, of_guest: bytes) -> None:
+    own = host(2, of_host)
+    error = Joining(own.port, 1, of_guest).done().error
+    assert isinstance(error, Refused)
+    assert "R2CCL_SECRET_FILE" in str(error)
+    with pytest.raises(StartupTimeoutError, match=r"\[1\]"):
+        own.gather(0.1)
+
+
+def test_a_node_number_is_used_once(host: Make) -> None:
+    own = host(3)
+    waiting = Joining(own.port, 1)
+    assert own._changed is not None
+    with own._changed:
+        assert own._changed.wait_for(lambda: own._joined, LONG_S)
+    error = Joining(own.port, 1, own=info(9)).done().error
+    assert "another relay is node 1 already (host host-2)" in str(error)
+    error = Joining(own.port, 3).done().error
+    assert "nodes 0 to 2" in str(error)
+    assert waiting.is_alive()
+    Joining(own.port, 2)
+    assert own.gather(LONG_S) == waiting.done().outcome
+
+
+def test_a_node_joins_after_the_start(host: Make) -> None:
+    late: queue.Queue[tuple[int, ProcessInfo]] = queue.Queue()
+    own = host(2, on_late=lambda node, info: late.put((node, info)))
+    early = Joining(own.port, 1)
+    outcome = own.gather(LONG_S)
+    assert early.done().outcome == outcome
+    joined = Joining(own.port, 2).done()
+    assert joined.error is None
+    assert joined.outcome is not None
+    assert joined.outcome.prefix == outcome.prefix
+    assert sorted(joined.outcome.infos) == [0, 1, 2]
+    assert late.get(timeout=LONG_S) == (2, info(3))
+    assert late.empty()
+    error = Joining(own.port, 3, free=lambda _: []).done().error
+    assert f"prefix {outcome.prefix} of the job is not free" in str(error)
+
+
+def test_strangers_do_not_end_the_meeting(host: Make) -> None:
+    own = host(2)
+    for text in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\n{}\n",
+        b"x" * 100,
+        b'\n{"body": "[]", "mac": ""}\n',
+    ):
+        with socket.create_connection(("127.0.0.1", own.port)) as stranger:
+            stranger.sendall(text)
+            stranger.settimeout(LONG_S)
+            while stranger.recv(4096):
+                pass
+    other = Joining(own.port, 1)
+    assert own.gather(LONG_S) == other.done().outcome
+
+
+def test_no_master_ends_in_an_error_with_each_address() -> None:
+    with pytest.raises(StartupTimeoutError, match=r"127\.0\.0\.1: .*refused"):
+        join(["127.0.0.1"], 1, 1, info(2), 0.5, free=all_free)
+
+
+def test_no_own_address_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="R2CCL_CONTROL_MASTER"):
+        Host(["192.0.2.1"], 0, 2, info(1), free=all_free)
+
+
+# ---- the key ----
+
+
+def test_a_key_enters_the_secret_of_a_pair() -> None:
+    one, other = info(1), info(2)
+    secrets = {pair_secret(one, other), pair_secret(one, other, b"k" * 32)}
+    secrets.add(pair_secret(one, other, b"l" * 32))
+    assert len(secrets) == 3
+    assert pair_secret(other, one, b"k" * 32) in secrets
+
+
+def test_a_key_file_belongs_to_its_owner_and_is_long(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(b"k" * 31 + b"\n")
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match="31 bytes; must be at least 32"):
+        read_key(str(path))
+    path.write_bytes(b"k" * 32 + b"\n")
+    assert read_key(str(path)) == b"k" * 32
+    assert read_key("") == b""
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match="open to other users"):
+        read_key(str(path))
+    with pytest.raises(ConfigError, match="No such file"):
+        read_key(str(tmp_path / "none"))
+
+
+def test_the_options_of_the_relay_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="control_master"):
+        Config(control_master="10.0.0.1,node1")
+    with pytest.raises(ConfigError, match="secret_file"):
+        Config(secret_file=str(tmp_path / "none"))
+    assert Config(control_master="10.0.0.1,fd00::1").control_master == "10.0.0.1,fd00::1"
+
+
+def test_only_listeners_of_the_other_node_tell_of_its_end() -> None:
+    ports = (
+        PortInfo("eth1", "10.0.0.2", 4001, others=(AddressInfo("fd00::2", 4002),)),
+        PortInfo("eth2", "0.0.0.0", 4003),
+        PortInfo("docker0", "172.17.0.1", 4004),
+    )
+    own = replace(info(1), ports=(PortInfo("docker0", "172.17.0.1", 4005),))
+    other = replace(info(2), ports=ports, control=PortInfo("", "10.9.0.2", 4006))
+    far = [("10.0.0.2", 4001), ("fd00::2", 4002), ("10.9.0.2", 4006)]
+    assert listeners_of(other, own) == far
+    neighbour = replace(other, node=own.node)
+    assert listeners_of(neighbour, own) == [*far[:2], ("172.17.0.1", 4004), far[2]]

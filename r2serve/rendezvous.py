@@ -6,11 +6,8 @@ anything else of another release is read. Readers ignore fields that they do not
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import json
+import secrets
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +17,94 @@ from r2serve import _core
 from r2serve.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
+    from torch.distributed import ProcessGroup
 
 Exchange = Callable[[dict[str, Any]], list[dict[str, Any]]]
 """Returns the values of all ranks in rank order; a collective call."""
 
 
 def with_release(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a rank's first information, with the rank's release before it."""
-    return {"r2serve": version("r2serve"), "wire": _core.wire_version, **info}
+    """Returns a rank's first information, with the rank's release and a new token before it."""
+    release = {"r2serve": version("r2serve"), "wire": _core.wire_version}
+    return {**release, "start": secrets.token_hex(8), **info}
+
+
+def start_of(infos: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a text equal on all ranks and different in each start, failed ones included."""
+    return "/".join(str(info["start"]) for info in infos)
+
+
+def introduce(
+    exchange: Exchange,
+    own: Mapping[str, Any],
+    rank: int,
+    failure: Exception | None,
+    explain: Callable[[Exception, Sequence[Mapping[str, Any]]], str],
+) -> list[dict[str, Any]]:
+    """Exchanges the first information of all ranks, also of a rank that cannot start.
+
+    Args:
+        own: this rank's information; only ``host`` counts after a failure.
+        failure: the reason why this rank cannot start; None: it can.
+        explain: adds to the text of a failure, from the information of all ranks.
+
+    Raises:
+        ConfigError: another rank cannot start, or runs another release, or has other options.
+        Exception: ``failure``, with the explanation.
+    """
+    told = dict(own) if failure is None else {**own, "failed": _words(failure)}
+    infos = exchange(with_release(told))
+    if failure is not None:
+        more = explain(failure, infos)
+        raise type(failure)(f"{failure}{more}") if more else failure
+    check_releases(infos, rank)
+    for other, info in enumerate(infos):
+        if info.get("failed"):
+            raise ConfigError(f"rank {other} (host {info['host']}) cannot start: {info['failed']}")
+    check_options(infos, rank)
+    return infos
+
+
+def agree(exchange: Exchange, rank: int, failure: Exception | None) -> None:
+    """Ends a step of the start on all ranks, or raises on all ranks.
+
+    Raises:
+        ConfigError: another rank failed.
+        Exception: ``failure``.
+    """
+    outcomes = exchange({"failed": None if failure is None else _words(failure)})
+    if failure is not None:
+        raise failure
+    for other, outcome in enumerate(outcomes):
+        if other != rank and outcome["failed"] is not None:
+            raise ConfigError(f"rank {other} cannot start: {outcome['failed']}")
+
+
+def _words(failure: Exception) -> str:
+    """Returns the text of an error; never empty."""
+    return str(failure) or repr(failure)
+
+
+def check_options(infos: Sequence[Mapping[str, Any]], rank: int) -> None:
+    """Compares the options that all ranks must share; ``rank`` is this rank.
+
+    Raises:
+        ConfigError: names the options, and the values of both ranks.
+    """
+    own: Mapping[str, str] = infos[rank].get("options", {})
+    for other, info in enumerate(infos):
+        theirs: Mapping[str, str] = info.get("options", {})
+        differing = [
+            f"{name} (R2CCL_{name.upper()}) is {value!r} here and {theirs[name]!r} there"
+            for name, value in own.items()
+            if theirs.get(name, value) != value
+        ]
+        if differing:
+            raise ConfigError(
+                f"rank {other} (host {info.get('host', 'unknown')}) has other options than this "
+                f"rank {rank} (host {infos[rank].get('host', 'unknown')}): {'; '.join(differing)}; "
+                "all ranks must have the same"
+            )
 
 
 def check_releases(infos: Sequence[Mapping[str, Any]], rank: int) -> None:
@@ -47,6 +123,11 @@ def check_releases(infos: Sequence[Mapping[str, Any]], rank: int) -> None:
             )
 
 
+def is_of_this_release(info: Mapping[str, Any]) -> bool:
+    """Whether a rank's information is of this process's release, so that it can be read."""
+    return _release(info) == _release(with_release({}))
+
+
 def _release(info: Mapping[str, Any]) -> str:
     if "r2serve" not in info:
         return "an r2serve that does not name its version"
@@ -63,36 +144,6 @@ def over_group(group: ProcessGroup) -> Exchange:
         return gathered
 
     return exchange
-
-
-def over_store(store: Store, name: str, rank: int, world_size: int) -> Exchange:
-    """Makes an exchange over a store common to all ranks; the store's timeout applies.
-
-    A name may be used again after all ranks have joined under the name.
-    """
-    rounds = itertools.count()
-    generation = (store.add(f"r2ccl/{name}/joined", 1) - 1) // world_size
-
-    def exchange(own: dict[str, Any]) -> list[dict[str, Any]]:
-        key = f"r2ccl/{name}/{generation}/{next(rounds)}"
-        store.set(f"{key}/{rank}", json.dumps(own))
-        return [json.loads(store.get(f"{key}/{other}")) for other in range(world_size)]
-
-    return exchange
-
-
-def outlive(store: Store, name: str, rank: int, world_size: int, at_most_s: float) -> None:
-    """Keeps rank 0's store alive until every other rank has finished its reads.
-
-    Rank 0 waits at most ``at_most_s`` seconds, because a rank may be gone.
-    """
-    key = f"r2ccl/{name}/read"
-    with contextlib.suppress(RuntimeError):  # raised by torch if the store or a rank is gone
-        if rank > 0:
-            store.set(f"{key}/{rank}", "")
-        else:
-            others = [f"{key}/{other}" for other in range(1, world_size)]
-            store.wait(others, timedelta(seconds=at_most_s))
 
 
 def host_of(store: Any) -> str | None:

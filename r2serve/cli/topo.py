@@ -12,9 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from r2serve.config import Config
-from r2serve.engines.vllm.host_address import named_address
 from r2serve.errors import ConfigError
-from r2serve.ports.identity import address_towards_master
+from r2serve.ports.host_address import control_address
+from r2serve.ports.pairing import unpaired_ports
 from r2serve.topo import doctor, node, peer, picture
 from r2serve.topo.checks import FAILURE, NOTE, OK, WARNING
 
@@ -35,7 +35,7 @@ _peer_option = click.option(
 def _look(peer_file: Path | None) -> tuple[node.NodeReport, Config, peer.Peer | None]:
     try:
         config = Config.from_env()
-        here = node.look(config, named_address() or address_towards_master())
+        here = node.look(config, control_address())
         return here, config, peer.read(peer_file) if peer_file else None
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
@@ -72,7 +72,7 @@ def topo(as_json: bool, picture_file: Path | None, peer_file: Path | None) -> No
     for nic in here.nics:
         state = "" if nic.up and nic.carrier else " (down)"
         nics.add_row(
-            nic.rail or f"- {nic.why_not}",
+            _role(nic),
             nic.name + state,
             _kind_and_why(nic.kind, nic.why_tcp, nic.rdma),
             "\n".join(nic.addresses),
@@ -84,6 +84,8 @@ def topo(as_json: bool, picture_file: Path | None, peer_file: Path | None) -> No
             nic.pci,
         )
     console.print(nics)
+    for text in (*here.shared, *here.warnings):
+        console.print(text, highlight=False, markup=False)
     for chain in here.chains:
         order = ", ".join(f"{step.rail} {step.nic} ({step.distance})" for step in chain.steps)
         console.print(f"failover chain of {chain.rank}: {order or 'no rail'}")
@@ -102,16 +104,30 @@ def topo(as_json: bool, picture_file: Path | None, peer_file: Path | None) -> No
     console.print(f"CUDA: {here.cuda}", highlight=False)
 
 
+def _role(nic: node.Nic) -> str:
+    if not nic.rail:
+        return f"- {nic.why_not}"
+    return f"{nic.rail} (reserve: {nic.reserve})" if nic.reserve else nic.rail
+
+
 def _kind_and_why(kind: str, why_tcp: str, rdma: str) -> str:
     """Returns the kind, with the reason for TCP if the port has an RDMA device."""
     return escape(f"{kind}: {why_tcp}" if why_tcp and rdma else kind)
+
+
+def _unpaired(here: node.NodeReport, there: peer.Peer) -> list[str]:
+    own = [end.info() for end in here.ports]
+    theirs = [end.info() for end in there.ports]
+    return list(unpaired_ports(own, theirs, there.host).values())
 
 
 def _show_pairs(here: node.NodeReport, there: peer.Peer, console: Console) -> None:
     pairs = peer.pairs(here.ports, there.ports)
     if not pairs:
         without = " and ".join(each.host for each in (here, there) if not each.ports)
-        console.print(f"no rails between {here.host} and {there.host}: no port on {without}")
+        why = f"no port on {without}" if without else ""
+        why = why or "; ".join(_unpaired(here, there))
+        console.print(f"no rails between {here.host} and {there.host}: {why}", highlight=False)
         return
     table = Table(title=f"rails between {here.host} and {there.host}")
     for column in (here.host, there.host, "kind", "Gbit/s", "MTU"):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import logging
 import os
 import socket
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
@@ -43,22 +41,13 @@ def local_address_towards(host: str) -> str | None:
         return None
 
 
-def address_towards_master() -> str | None:
-    """Returns this machine's address on the route to torch's ``MASTER_ADDR``, if set."""
-    master = os.environ.get("MASTER_ADDR")
-    return local_address_towards(master) if master else None
-
-
-_MADE: dict[tuple[int, str, tuple[int, ...]], Iterator[int]] = defaultdict(itertools.count)
-
-
-def communicator_id(process: int, name: str, members: list[int]) -> int:
+def communicator_id(name: str, members: list[int], start: str) -> int:
     """Returns an id equal on all members, and unique in the job.
 
-    Each call returns a new id, so all members must call the function once per communicator.
+    ``start`` is a text equal on all members and different in each start. A count of starts would
+    differ between the members after a start that failed on some of them.
     """
-    nth = next(_MADE[process, name, tuple(members)])
-    return _digest(f"{name}/{members}/{nth}")
+    return _digest(f"{name}/{members}/{start}")
 
 
 def part_id(parent: int, name: str, ranks: Sequence[int]) -> int:

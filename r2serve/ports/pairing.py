@@ -1,108 +1,37 @@
-"""Information about a process for its peers, and the pairing of ports into rails."""
+"""Pairing of the ports of two processes into rails."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from r2serve.errors import ConfigError
-from r2serve.ports.choice import Port
-from r2serve.ports.rdma import Carrier
+from r2serve.ports.common import Common, Way, all_common, common, why_nothing
+from r2serve.ports.info import PortInfo, ProcessInfo
+from r2serve.ports.wires import Nodes, Wire, uncertain, wire_of
 
-
-@dataclass(frozen=True)
-class PortInfo:
-    """A port with a listener for rails."""
-
-    device: str
-    address: str
-    port: int
-    verbs_device: str = ""
-    """RDMA device of this port's rails; empty: rails use TCP."""
-    verbs_port: int = 0
-    network: str = ""
-    """Network of the address, as ``10.0.0.0/24``; empty: unknown."""
-    fabric: str = ""
-    """Fabric of verbs rails: ``InfiniBand``, ``RoCE v1`` or ``RoCE v2``; both ends must match."""
-
-    @classmethod
-    def of(cls, port: Port, carrier: Carrier, number: int = 0) -> PortInfo:
-        """Describes a port of this node for peers; ``number`` is the listening TCP port."""
-        verbs = carrier.port
-        return cls(
-            device="" if port.device == "lo" else port.device,
-            address=port.address,
-            port=number,
-            verbs_device=verbs.device if verbs else "",
-            verbs_port=verbs.port if verbs else 0,
-            network=port.network,
-            fabric=carrier.fabric,
-        )
-
-    @classmethod
-    def from_wire(cls, values: dict[str, Any]) -> PortInfo:
-        """Makes a port of plain values; ignores unknown fields."""
-        known = {each.name for each in fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in known})
-
-    def __str__(self) -> str:
-        verbs = f"{self.verbs_device}:{self.verbs_port}" if self.verbs_device else "no verbs"
-        words = [self.address, verbs, self.fabric]
-        return f"{self.device or 'lo'} ({', '.join(word for word in words if word)})"
-
-
-@dataclass(frozen=True)
-class ProcessInfo:
-    """Information about a process for the other processes of its group, via the engine's store.
-
-    ``process`` is the number of the r2ccl engine, ``unix_name`` the socket of the shm rail.
-    ``secret`` never leaves the job; keys for the authentication of rail connections derive from it.
-    """
-
-    process: int
-    secret: bytes
-    node: str
-    host: str
-    ports: tuple[PortInfo, ...]
-    control: PortInfo | None
-    unix_name: str
-
-    def to_wire(self) -> dict[str, Any]:
-        """Returns plain values for a store."""
-        return asdict(self) | {"secret": self.secret.hex()}
-
-    @classmethod
-    def from_wire(cls, values: dict[str, Any]) -> ProcessInfo:
-        """Inverts :meth:`to_wire`; ignores unknown fields."""
-        return cls(
-            process=values["process"],
-            secret=bytes.fromhex(values["secret"]),
-            node=values["node"],
-            host=values["host"],
-            ports=tuple(PortInfo.from_wire(port) for port in values["ports"]),
-            control=PortInfo.from_wire(values["control"]) if values["control"] else None,
-            unix_name=values["unix_name"],
-        )
-
-
-def pair_secret(one: ProcessInfo, other: ProcessInfo) -> bytes:
-    """Returns the secret of a pair of processes, equal at both ends."""
-    low, high = sorted((one, other), key=lambda info: info.process)
-    return hashlib.sha256(low.secret + high.secret).digest()
+_WAY_COST, _UNEQUAL_COST, _UNPAIRED_COST = 10**9, 10**6, 10**12
 
 
 def rails_between(
-    own: ProcessInfo, peer: ProcessInfo, own_node: int, *, require_verbs: bool = False
+    own: ProcessInfo,
+    peer: ProcessInfo,
+    own_node: int,
+    *,
+    require_verbs: bool = False,
+    wires: Collection[Wire] = (),
 ) -> list[dict[str, Any]]:
     """Returns the rails of the link from ``own`` to ``peer``, in the same order at both ends.
 
     :func:`pair_ports` joins ports; :func:`why_tcp` decides between verbs and TCP.
 
+    Args:
+        wires: pairs of ports with a wire, as answered by the probes of all nodes.
+
     Raises:
-        ConfigError: the processes are on different nodes and a node has no port, or a rail would
-            use TCP although verbs are required.
+        ConfigError: the processes are on different nodes and no port of the first reaches a port
+            of the second, or a rail would use TCP although verbs are required.
     """
     if own.node == peer.node:
         return [_rail("shm", f"shm@node{own_node}", None, PortInfo("", peer.unix_name, 0))]
@@ -113,20 +42,84 @@ def rails_between(
                 "different nodes; name devices or addresses"
             )
     rails = []
-    own_is_lower = own.process < peer.process
-    lower, higher = (own, peer) if own_is_lower else (peer, own)
-    for index, (low, high) in enumerate(pair_ports(lower.ports, higher.ports)):
-        local, remote = (low, high) if own_is_lower else (high, low)
+    pairs = _pairs_of(own, peer, wires)
+    units = _units(pairs, peer.host)
+    for index, (local, remote) in enumerate(pairs):
         why = why_tcp(local, remote)
         if why and require_verbs:
             raise ConfigError(
                 f"rdma (R2CCL_RDMA) is 'require', but {local} of {own.host} and {remote} of "
                 f"{peer.host} would make a TCP rail: {why}"
             )
-        rails.append(_rail("tcp" if why else "verbs", f"rail{index}@node{own_node}", local, remote))
+        name, kind = f"rail{index}@node{own_node}", "tcp" if why else "verbs"
+        rails.append(_rail(kind, name, local, remote) | {"unit": units[index]})
     if own.control is not None and peer.control is not None:
         rails.append(_rail("control", f"control@node{own_node}", own.control, peer.control))
+    if not rails:
+        raise ConfigError(
+            f"R2CCL_RAILS: no port of {own.host} reaches a port of {peer.host}: "
+            + "; ".join(unpaired(own, peer, wires).values())
+        )
     return rails
+
+
+def unpaired(own: ProcessInfo, peer: ProcessInfo, wires: Collection[Wire] = ()) -> dict[str, str]:
+    """Returns the ports of ``own`` without a rail to ``peer``, on another node.
+
+    Returns:
+        A sentence with the reason, by device.
+    """
+    used = {mine.device for mine, _ in _pairs_of(own, peer, wires)}
+    return _reasons(own.ports, peer.ports, peer.host, used)
+
+
+def _pairs_of(
+    own: ProcessInfo, peer: ProcessInfo, wires: Collection[Wire]
+) -> list[tuple[PortInfo, PortInfo]]:
+    """Returns the pairs of ports of two processes, with the port of ``own`` first."""
+    if own.process < peer.process:
+        return pair_ports(own.ports, peer.ports, wires, (own.node, peer.node))
+    pairs = pair_ports(peer.ports, own.ports, wires, (peer.node, own.node))
+    return [(mine, theirs) for theirs, mine in pairs]
+
+
+def lonely_ports(
+    own: ProcessInfo, peers: Sequence[ProcessInfo], wires: Collection[Wire] = ()
+) -> list[tuple[bool, str]]:
+    """Returns a sentence for each port of ``own`` without a rail to a peer of another node.
+
+    Returns:
+        Whether the port has no rail to any peer and is no reserve, and the sentence.
+    """
+    reasons = [unpaired(own, peer, wires) for peer in peers if peer.node != own.node]
+    reserves = {port.device for port in own.ports if port.reserve}
+    found: dict[str, bool] = {}
+    for device, why in (entry for each in reasons for entry in each.items()):
+        found[why] = device not in reserves and all(device in each for each in reasons)
+    return [(useless, why) for why, useless in found.items()]
+
+
+def unpaired_ports(own: Sequence[PortInfo], other: Sequence[PortInfo], host: str) -> dict[str, str]:
+    """As :func:`unpaired`, for the ports of a node and of another node, without probes."""
+    used = {mine.device for mine, _ in pair_ports(own, other, None)}
+    return _reasons(own, other, host, used) if own and other else {}
+
+
+def _reasons(
+    own: Sequence[PortInfo], others: Sequence[PortInfo], host: str, used: Collection[str]
+) -> dict[str, str]:
+    reasons = {}
+    for port in own:
+        if port.device in used:
+            continue
+        why = {
+            "no answer over this port"
+            if common(port, other) is not None
+            else why_nothing(port, other)
+            for other in others
+        }
+        reasons[port.device] = f"{port} has no rail to {host}: {'; '.join(sorted(why))}"
+    return reasons
 
 
 def why_tcp(local: PortInfo, remote: PortInfo) -> str:
@@ -143,37 +136,126 @@ def why_tcp(local: PortInfo, remote: PortInfo) -> str:
 
 
 def pair_ports(
-    lower: Sequence[PortInfo], higher: Sequence[PortInfo]
+    lower: Sequence[PortInfo],
+    higher: Sequence[PortInfo],
+    wires: Collection[Wire] | None = (),
+    nodes: Nodes = ("", ""),
 ) -> list[tuple[PortInfo, PortInfo]]:
     """Pairs the ports of two processes into rails, in rail order.
 
-    Ports in a common network are paired: the i-th port with the i-th port. The side with fewer
-    ports uses its ports in rotation. Ports without a common network are paired in the same way,
-    because a router may connect the ports; a side without such ports uses all its ports in
-    rotation. Every port gets a rail.
+    As many ports as possible get a partner of their own: in a common network before a route, of
+    equal speed before another speed, in the order of ports. Each port left over joins a port of
+    the other end that has the fewest rails. Ports without common addresses make no rail.
 
     Args:
         lower, higher: ports of the process with the lower and with the higher number, so that both
             ends compute the same pairs.
+        wires: see :func:`rails_between`; None: not probed, so that any pair may have a wire.
+        nodes: nodes of both processes, as in ``wires``.
+
+    Returns:
+        For each rail, both ports, by the addresses of the rail.
     """
-    common = {port.network for port in lower} & {port.network for port in higher} - {""}
-    pairs: list[tuple[int, int]] = []
-
-    def join(low: list[int], high: list[int]) -> None:
-        for index in range(max(len(low), len(high))):
-            pairs.append((low[index % len(low)], high[index % len(high)]))
-
-    def places(ports: Sequence[PortInfo], wanted: Callable[[str], bool]) -> list[int]:
-        return [place for place, port in enumerate(ports) if wanted(port.network)]
-
-    for network in sorted(common):
-        join(places(lower, network.__eq__), places(higher, network.__eq__))
-    low_left = places(lower, lambda network: network not in common)
-    high_left = places(higher, lambda network: network not in common)
-    if low_left or high_left:
-        join(low_left or list(range(len(lower))), high_left or list(range(len(higher))))
+    possible = _possible(lower, higher, wires, nodes)
+    pairs = _best_partners(len(lower), len(higher), possible)
+    users = Counter(end for low, high in pairs for end in (("low", low), ("high", high)))
+    lonely = [("low", low) for low in range(len(lower)) if ("low", low) not in users]
+    lonely += [("high", high) for high in range(len(higher)) if ("high", high) not in users]
+    for side, index in lonely:
+        mine = 0 if side == "low" else 1
+        fitting = [pair for pair in possible if pair[mine] == index]
+        other = "high" if side == "low" else "low"
+        best = min(
+            fitting,
+            key=lambda pair: (
+                possible[pair].way,
+                possible[pair].unequal,
+                users[other, pair[1 - mine]],
+                pair,
+            ),
+            default=None,
+        )
+        if best is not None:
+            pairs.append(best)
+            users[other, best[1 - mine]] += 1
     pairs.sort(key=lambda pair: (max(pair), pair))
-    return [(lower[low], higher[high]) for low, high in pairs]
+    return [(possible[pair].low, possible[pair].high) for pair in pairs]
+
+
+def _possible(
+    lower: Sequence[PortInfo],
+    higher: Sequence[PortInfo],
+    wires: Collection[Wire] | None,
+    nodes: Nodes,
+) -> dict[tuple[int, int], Common]:
+    """Returns what each pair of ports has in common, without pairs that cannot work."""
+    possible = all_common(lower, higher)
+    if wires is None:
+        return possible
+    answered = {end for wire in wires for end in wire}
+    for pair in uncertain(possible):
+        found = possible[pair]
+        wire = wire_of(found.low, found.high, nodes)
+        if wire in wires:
+            continue
+        # A port with a wire has no second wire. Other ports may come up after the start.
+        if answered.isdisjoint(wire):
+            possible[pair] = Common(Way.LATER, found.low, found.high)
+        else:
+            del possible[pair]
+    return possible
+
+
+def _best_partners(
+    lows: int, highs: int, possible: Mapping[tuple[int, int], Common]
+) -> list[tuple[int, int]]:
+    """Returns the pairs of the cheapest assignment; every port is in one pair at most.
+
+    Each low port takes a partner in turn. If the partner is taken, the port before moves to
+    another partner, along the cheapest chain of moves (successive shortest paths).
+    """
+    costs = {
+        (low, high): found.way * _WAY_COST + found.unequal * _UNEQUAL_COST + (low - high) ** 2
+        for (low, high), found in possible.items()
+    }
+    # Each low port may stay without a partner, at the place after the high ports.
+    costs |= {(low, highs + low): _UNPAIRED_COST for low in range(lows)}
+    partner: dict[int, int] = {}  # by high port
+    for low in range(lows):
+        # Cost of the cheapest chain that ends at a high port, and the low port before its end.
+        reached: dict[int, tuple[int, int]] = {}
+        waiting = deque([(low, 0)])
+        while waiting:
+            mover, so_far = waiting.popleft()
+            for high in range(highs + lows):
+                cost = costs.get((mover, high))
+                if cost is None or partner.get(high) == mover:
+                    continue
+                total = so_far + cost - _UNPAIRED_COST
+                if high in reached and reached[high][0] <= total:
+                    continue
+                reached[high] = (total, mover)
+                if high in partner:
+                    loses = costs[partner[high], high] - _UNPAIRED_COST
+                    waiting.append((partner[high], total - loses))
+        free = [high for high in reached if high not in partner]
+        end = min(free, key=lambda high: (reached[high][0], high))
+        _move(partner, reached, low, end)
+    return [(low, high) for high, low in partner.items() if high < highs]
+
+
+def _move(
+    partner: dict[int, int], reached: Mapping[int, tuple[int, int]], start: int, end: int
+) -> None:
+    """Moves the ports along the chain from the low port ``start`` to the high port ``end``."""
+    while True:
+        mover = reached[end][1]
+        before = next((high for high, low in partner.items() if low == mover), None)
+        partner[end] = mover
+        if mover == start or before is None:
+            return
+        del partner[before]
+        end = before
 
 
 def _rail(kind: str, name: str, local: PortInfo | None, remote: PortInfo) -> dict[str, Any]:
@@ -186,4 +268,23 @@ def _rail(kind: str, name: str, local: PortInfo | None, remote: PortInfo) -> dic
         "remote_port": remote.port,
         "verbs_device": local.verbs_device if local else "",
         "verbs_port": local.verbs_port if local else 0,
+        "unnumbered": local is not None and local.borrowed,
+        "reserve": remote.reserve or (local is not None and local.reserve),
+        "unit": "",
     }
+
+
+def _units(pairs: Sequence[tuple[PortInfo, PortInfo]], peer_host: str) -> list[str]:
+    """Returns the hardware that each rail shares with other rails; empty: a rail of its own.
+
+    Hardware of this node counts before hardware of the peer, so that two rails without a common
+    part never have the same unit.
+    """
+    here = Counter(own.unit for own, _ in pairs)
+    units = [own.unit if here[own.unit] > 1 else "" for own, _ in pairs]
+    alone = [other.unit for (_, other), unit in zip(pairs, units, strict=True) if not unit]
+    there = Counter(alone)
+    return [
+        unit or (f"{other.unit} of {peer_host}" if other.unit and there[other.unit] > 1 else "")
+        for (_, other), unit in zip(pairs, units, strict=True)
+    ]

@@ -18,6 +18,7 @@ from r2serve.errors import R2cclError
 SYSFS = Path("/sys/class/infiniband")
 _OF_SOFT_ROCE = "parent"
 """Attribute of Soft-RoCE devices only: the name of the underlying interface."""
+_NO_GUIDS = {"", "0000:0000:0000:0000"}
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class RdmaPort:
     """PCI address; empty: not a PCI device."""
     software: bool = False
     """True: Soft-RoCE, with packets sent by the kernel."""
+    system_image_guid: str = ""
+    """GUID of the card, equal on all devices of a card; empty: not provided."""
 
     @property
     def active(self) -> bool:
@@ -157,6 +160,7 @@ def _port(device: Path, directory: Path) -> RdmaPort:
     gids = _gids(directory)
     netdevs = [gid.netdev for gid in gids if gid.netdev] or _netdevs(device, directory)
     pci = device / "device"
+    guid = _read(device / "sys_image_guid")
     return RdmaPort(
         device=device.name,
         port=int(directory.name),
@@ -169,6 +173,7 @@ def _port(device: Path, directory: Path) -> RdmaPort:
         numa_node=int(_read(pci / "numa_node") or -1),
         pci=pci.resolve().name if (pci / "vendor").exists() else "",
         software=(device / _OF_SOFT_ROCE).exists(),
+        system_image_guid="" if guid in _NO_GUIDS else guid,
     )
 
 

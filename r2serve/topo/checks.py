@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from r2serve.config import Config
+from r2serve.ports.info import PortInfo
 from r2serve.topo.firewall import Rules
 from r2serve.topo.node import Nic, NodeReport
-from r2serve.topo.peer import Peer
+from r2serve.topo.peer import End, Peer
 
 OK, NOTE, WARNING, FAILURE = "ok", "note", "warning", "failure"
 
@@ -40,11 +41,22 @@ class Patient:
     """Rules of the packet filter."""
     pfc: Callable[[str], str]
     """Returns the output of ``dcb pfc show`` for an interface; empty: no output available."""
-    arp_ignore: Callable[[str], int]
+    setting: Callable[[str, str], int]
+    """Returns a setting of IPv4 for an interface and a name, as ``arp_ignore``."""
     pyverbs: str = "ok"
     """``ok``, or the reason why pyverbs cannot be loaded."""
     peer: Peer | None = None
     """Another node, for checks of rails between both nodes."""
+    free_ports: Callable[[PortInfo, tuple[int, int]], int] = lambda _, window: (
+        window[1] - window[0] + 1
+    )
+    """Returns the number of free ports of a range at the address of a port."""
+    kernel_ports: tuple[int, int] = (32768, 60999)
+    """First and last port that the kernel gives to connections and to listeners without a port."""
+    reserved_ports: str = ""
+    """Ports that the kernel keeps free of outgoing connections, as ``4000,5000-5010``."""
+    route: Callable[[End, End], str] = lambda _own, _other: ""
+    """Returns why a port has no route to a peer's port; empty: a route exists."""
 
     @property
     def rails(self) -> list[Nic]:

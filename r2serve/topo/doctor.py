@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from r2serve.config import Config
-from r2serve.topo import firewall, network, pci, system, verbs
+from r2serve.option import port_window
+from r2serve.ports import same_network
+from r2serve.topo import firewall, listening, network, pci, reach, system, verbs
 from r2serve.topo.checks import FAILURE, NOTE, OK, WARNING, Check, Finding, Patient
 from r2serve.topo.node import NodeReport
 from r2serve.topo.peer import Peer
@@ -23,11 +25,15 @@ def examine(node: NodeReport, config: Config, other: Peer | None = None) -> list
         memlock_bytes=-1 if soft == resource.RLIM_INFINITY or system.may_lock_anything() else soft,
         uverbs=tuple(sorted(Path("/dev/infiniband").glob("uverbs*"))),
         modules=frozenset(path.name for path in Path("/sys/module").glob("*")),
-        rules=firewall.read(),
+        rules=firewall.read(port_window(config.ports) if config.ports else None),
         pfc=lambda nic: system.ask("dcb", "pfc", "show", "dev", nic).text,
-        arp_ignore=lambda nic: system.sysctl(nic, "arp_ignore"),
+        setting=same_network.sysctl,
         pyverbs=verbs.pyverbs_state(),
         peer=other,
+        free_ports=listening.free_ports,
+        kernel_ports=system.local_ports(),
+        reserved_ports=system.reserved_ports(),
+        route=reach.route,
     )
     return judge(patient)
 
@@ -52,12 +58,28 @@ def rails_exist(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             FAILURE, "rails", f"no rail: {why}", "name devices or addresses in R2CCL_RAILS"
         )
-    elif len(rails) == 1:
+        return
+    for text in patient.node.warnings:
+        yield Finding(WARNING, "rails", text, "set R2CCL_RAILS, or R2CCL_MANAGEMENT")
+    if len(rails) == 1:
         yield Finding(
             WARNING,
             "rails",
             f"{rails[0].name} is the only rail: nothing to fail over to but the management NIC",
             "give the node a second NIC, or name it in R2CCL_RAILS",
+        )
+
+
+def rails_are_independent(patient: Patient) -> Iterator[Finding]:
+    """Reports rails that fail together: on a single physical port or card."""
+    units = {nic.unit for nic in patient.rails}
+    for text in patient.node.shared:
+        alone = len(units) == 1 and "cables of their own" not in text
+        yield Finding(
+            WARNING if alone else NOTE,
+            "shared fate",
+            text + (", so nothing is left to fail over to" if alone else ""),
+            "add a rail over another port" if alone else "",
         )
 
 
@@ -243,6 +265,7 @@ def pyverbs_works(patient: Patient) -> Iterator[Finding]:
 
 CHECKS: dict[str, Check] = {
     "rails": rails_exist,
+    "shared fate": rails_are_independent,
     "link": links_are_up,
     "libibverbs": library_loads,
     "RDMA": rdma_is_used,
@@ -254,6 +277,7 @@ CHECKS: dict[str, Check] = {
     "GPU": gpus_have_buffers,
     "PFC": network.flow_control_is_known,
     "firewall": network.firewall_is_open,
+    "ports": listening.ports_suffice,
     "pyverbs": pyverbs_works,
     "peer": network.peer_fits,
 }

@@ -10,7 +10,7 @@ import ipaddress
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,10 +65,13 @@ class Traffic:
         return f"{self.protocol.upper()}{port} {way} {self.nic} ({self.local.network_address})"
 
 
-def read() -> Rules:
-    """Reads the current rules of this network namespace."""
+def read(window: tuple[int, int] | None = None) -> Rules:
+    """Reads the current rules of this network namespace.
+
+    window: range of listening ports (``R2CCL_PORTS``); None: the kernel's range.
+    """
     told = system.ask("nft", "-j", "list", "ruleset")
-    ports = system.local_ports()
+    ports = window or system.local_ports()
     if told.why_not:
         return Rules(None, told.why_not, _legacy(), ports)
     return Rules(tuple(json.loads(told.text)["nftables"]), "", _legacy(), ports)
@@ -105,6 +108,28 @@ def dropped(rules: Rules, traffic: Traffic) -> Iterator[tuple[str, bool]]:
         certain = walk.is_dropped(chain["name"], chain.get("policy", "accept"))
         if certain is not False:
             yield f"{chain['table']}/{chain['name']}", bool(certain)
+
+
+def accepting(rules: Rules, nics: Sequence[str], ports: tuple[int, int]) -> str:
+    """Returns the command that accepts connections to a range of TCP ports on some NICs.
+
+    The command inserts a rule into the first chain of nftables that sees incoming packets. Without
+    such a chain, or without nftables, the command is one of iptables.
+    """
+    chains = [entry["chain"] for entry in rules.nft or () if "chain" in entry]
+    for family in ("inet", "ip", "ip6"):
+        for chain in chains:
+            if chain.get("hook") != "input" or chain["family"] != family:
+                continue
+            named = ", ".join(f'"{nic}"' for nic in nics if nic)
+            only = f"iifname {{ {named} }} " if named else ""
+            what = f"{only}tcp dport {ports[0]}-{ports[1]} accept"
+            return f"nft insert rule {family} {chain['table']} {chain['name']} {what}"
+    return "; ".join(
+        f"iptables -I INPUT {f'-i {nic} ' if nic else ''}-p tcp --dport {ports[0]}:{ports[1]} "
+        "-j ACCEPT"
+        for nic in nics or [""]
+    )
 
 
 def dropped_by_legacy(rules: Rules) -> tuple[list[str], bool]:

@@ -7,18 +7,20 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
+from r2serve.ports import same_network
+from r2serve.ports.pairing import unpaired_ports
 from r2serve.topo import firewall
 from r2serve.topo.checks import FAILURE, NOTE, OK, WARNING, Finding, Patient
 from r2serve.topo.firewall import Traffic
-from r2serve.topo.node import Nic
 from r2serve.topo.peer import pairs
+from r2serve.topo.reach import why_never_up
 
 _ROCE_HEADERS = 100
 """Bytes of RoCE v2 headers and checksums in a packet, rounded up: IPv6, UDP, transport."""
 
 
 def mtus_agree(patient: Patient) -> Iterator[Finding]:
-    rails = patient.rails
+    rails = [nic for nic in patient.rails if not nic.reserve]  # a reserve has a network of its own
     if len({nic.mtu for nic in rails}) > 1:
         yield Finding(
             WARNING,
@@ -39,23 +41,12 @@ def mtus_agree(patient: Patient) -> Iterator[Finding]:
 
 
 def nics_answer_for_themselves(patient: Patient) -> Iterator[Finding]:
-    """Reports NICs in the same network if Linux answers ARP for a NIC on another NIC."""
-    by_network: dict[str, list[Nic]] = defaultdict(list)
-    for nic in patient.rails:
-        if nic.network:
-            by_network[nic.network].append(nic)
-    for network, nics in by_network.items():
-        loose = [nic.name for nic in nics if patient.arp_ignore(nic.name) == 0]
-        if len(nics) > 1 and loose:
-            yield Finding(
-                WARNING,
-                "ARP",
-                f"{', '.join(nic.name for nic in nics)} are all in {network}, and "
-                f"{', '.join(loose)} answer ARP for the others' addresses: traffic may use the "
-                "wrong NIC",
-                "sysctl net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2, or a "
-                "separate network for each rail",
-            )
+    """Reports ports in the same network with settings of Linux that mix the ports up."""
+    views = [view for end in patient.node.ports for view in end.info().views()]
+    networks = [(view.device, view.network) for view in views]
+    for text in same_network.problems(networks, patient.setting):
+        problem, _, fix = text.partition(". Set ")
+        yield Finding(WARNING, "ARP", problem, f"sysctl: set {fix}")
 
 
 def flow_control_is_known(patient: Patient) -> Iterator[Finding]:
@@ -95,7 +86,8 @@ def firewall_is_open(patient: Patient) -> Iterator[Finding]:
         for chain, certain in firewall.dropped(rules, traffic):
             dropped[chain, certain].append(str(traffic))
     fix = (
-        "accept TCP from and to the other nodes on the rails' NICs, and UDP port 4791 for Soft-RoCE"
+        "accept TCP from and to the other nodes on the rails' NICs, and UDP port 4791 for "
+        f"Soft-RoCE: {_rule(patient)}"
     )
     for (chain, certain), what in dropped.items():
         word, level = ("drops", WARNING) if certain else ("may drop", NOTE)
@@ -107,12 +99,21 @@ def firewall_is_open(patient: Patient) -> Iterator[Finding]:
         yield Finding(level, "firewall", f"iptables-legacy may drop rail traffic: {said}", fix)
 
 
+def _rule(patient: Patient) -> str:
+    nics = list(dict.fromkeys(end.device for end in patient.node.ports))
+    return firewall.accepting(patient.rules, nics, patient.rules.ports)
+
+
 def _traffic(patient: Patient) -> Iterator[Traffic]:
     """Yields traffic subject to the packet filter: TCP and Soft-RoCE; RDMA NICs bypass filters."""
     soft = {nic.name for nic in patient.verbs_rails if nic.soft_rdma and "RoCE v2" in nic.gid}
-    for end in patient.node.ports:
+    views = [view for end in patient.node.ports for view in end.info().views()]
+    for end in views:
+        if end.waits:
+            continue
         own = ipaddress.ip_network(end.address)
-        peers = ipaddress.ip_network(end.network) if end.network else None
+        known = end.network and not end.borrowed
+        peers = ipaddress.ip_network(end.network) if known else None
         for hook in ("input", "output"):
             yield Traffic(hook, end.device, "tcp", patient.rules.ports, own, peers)
             if end.device in soft:
@@ -130,8 +131,16 @@ def peer_fits(patient: Patient) -> Iterator[Finding]:
             FAILURE, "peer", f"{host} has no port for rails", f"run `r2serve doctor` on {host}"
         )
     required = patient.config.rdma == "require"
+    here = [end.info() for end in own]
+    there = [end.info() for end in patient.peer.ports]
+    for text in unpaired_ports(here, there, host).values():
+        yield Finding(WARNING, "peer", text, "put both ports into one network, or set a route")
     for pair in pairs(own, patient.peer.ports):
         rail = f"{pair.own} and {pair.other} of {host}"
+        why, fix = why_never_up(patient, pair.own, pair.other)
+        if why:
+            yield Finding(FAILURE, "peer", f"the rail of {rail} will never come up: {why}", fix)
+            continue
         verbs_wanted = patient.config.rdma == "auto" and (
             pair.own.verbs_device or pair.other.verbs_device
         )

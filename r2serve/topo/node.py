@@ -12,10 +12,12 @@ from typing import Any
 
 from r2serve import _core
 from r2serve.config import Config
-from r2serve.ports.choice import Port, select_ports, unusable
+from r2serve.ports.choice import Choice, Port, select_ports
+from r2serve.ports.info import PortInfo
 from r2serve.ports.interfaces import Interface, list_interfaces
-from r2serve.ports.pairing import PortInfo
 from r2serve.ports.rdma import Carrier, RdmaPort, carrier_of, list_ports, port_of_interface
+from r2serve.ports.telling import faster, shared_fate
+from r2serve.ports.without_netlink import list_interfaces_by_ioctl
 from r2serve.topo import gpus, pci, verbs
 from r2serve.topo.gpus import Gpu
 from r2serve.topo.pci import Distance, Function
@@ -56,6 +58,10 @@ class Nic:
     """Reason why rails of the NIC use TCP."""
     soft_rdma: bool = False
     """True: the RDMA device is software (Soft-RoCE); packets pass through the packet filter."""
+    reserve: str = ""
+    """Reason why the rail carries traffic only when nothing better is left; empty: it does not."""
+    unit: str = ""
+    """Hardware of the NIC; rails of the same unit fail together."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,10 @@ class NodeReport:
     """``ok``, or the reason why there is no CUDA driver."""
     ports: tuple[End, ...] = ()
     """Ports of the rails in rail order, with the information needed by a peer."""
+    warnings: tuple[str, ...] = ()
+    """Warnings about the choice of rails, as the engine logs them."""
+    shared: tuple[str, ...] = ()
+    """Sentences about rails that fail together."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -109,15 +119,26 @@ def look(config: Config, management_address: str | None = None) -> NodeReport:
     """
     all_rdma = list_ports()
     rdma = all_rdma if config.rdma != "off" else []
-    interfaces = list_interfaces()
-    ports = select_ports(config.rails, config.management, management_address, all_rdma)
+    try:
+        interfaces = list_interfaces()
+    except OSError:  # no netlink here; for explicit rails the old interface suffices
+        interfaces = list_interfaces_by_ioctl()
+    choice = select_ports(config.rails, config.management, management_address, all_rdma)
+    ports = choice.ports
     carried = list(zip(ports, _carriers(ports, config), strict=True))
     nics = tuple(
-        _nic(interface, [each for each in carried if each[0].device == interface.name], rdma)
+        _nic(
+            interface, [each for each in carried if each[0].device == interface.name], rdma, choice
+        )
         for interface in interfaces
         if not interface.loopback and (not interface.kind or _is_rail(interface, ports))
     )
-    own_rdma = {each.port.device for _, each in carried if each.port and not each.why_tcp}
+    own_rdma = {
+        each.port.device
+        for _, carriers in carried
+        for each in carriers
+        if each.port and not each.why_tcp
+    }
     found, cuda = gpus.look(config, sorted(own_rdma))
     return NodeReport(
         socket.gethostname(),
@@ -126,7 +147,9 @@ def look(config: Config, management_address: str | None = None) -> NodeReport:
         verbs.library_state(),
         found,
         cuda,
-        tuple(_end(port, carrier, nics) for port, carrier in carried),
+        tuple(End.of(port.name, PortInfo.of(port, carriers)) for port, carriers in carried),
+        (*choice.warnings, *(faster(each) for each in choice.left_out if each.faster)),
+        tuple(shared_fate(ports)),
     )
 
 
@@ -134,8 +157,8 @@ def _is_rail(interface: Interface, ports: Sequence[Port]) -> bool:
     return any(port.device == interface.name for port in ports)
 
 
-def _carriers(ports: Sequence[Port], config: Config) -> list[Carrier]:
-    """Returns the transport of each port; a temporary engine tests RDMA devices, if any."""
+def _carriers(ports: Sequence[Port], config: Config) -> list[list[Carrier]]:
+    """Returns the transport of each port's addresses; a temporary engine tests RDMA devices."""
     unseen = replace(config, journal_dir="", fault_file="", drills=False)
     with ExitStack() as afterwards:
 
@@ -148,18 +171,25 @@ def _carriers(ports: Sequence[Port], config: Config) -> list[Carrier]:
         def open_port(device: str, number: int) -> None:
             engine().open_verbs(device, number)
 
-        return [carrier_of(port.rdma, port.address, config, open_port) for port in ports]
+        return [
+            [carrier_of(port.rdma, each.address, config, open_port) for each in port.addresses]
+            for port in ports
+        ]
 
 
 def _nic(
-    interface: Interface, own: Sequence[tuple[Port, Carrier]], rdma: Sequence[RdmaPort]
+    interface: Interface,
+    own: Sequence[tuple[Port, list[Carrier]]],
+    rdma: Sequence[RdmaPort],
+    choice: Choice,
 ) -> Nic:
     port = port_of_interface(rdma, interface.name)
-    carriers = [carrier for _, carrier in own]
+    # A port uses verbs if any of its addresses can.
+    carriers = [min(carriers, key=lambda each: bool(each.why_tcp)) for _, carriers in own]
     directory = _NET / interface.name
     function = directory / "device"
-    address = function.resolve().name if (function / "vendor").exists() else ""
-    megabit = _number(directory / "speed")
+    address = interface.pci
+    megabit = interface.mbit_s
     placed = pci.function(address)
     return Nic(
         name=interface.name,
@@ -167,7 +197,7 @@ def _nic(
         network=own[0][0].network if own else "",
         up=interface.up,
         carrier=interface.carrier,
-        mtu=_number(directory / "mtu"),
+        mtu=interface.mtu or _number(directory / "mtu"),
         gbit_s=megabit / 1000 if megabit > 0 else (port.gbit_s if port else 0.0),
         driver=(function / "driver").resolve().name if (function / "driver").exists() else "",
         pci=address,
@@ -178,31 +208,17 @@ def _nic(
         verbs=verbs.describe(port.device, port.port) if port else None,
         rail=", ".join(each.name for each, _ in own),
         kind=", ".join(dict.fromkeys("verbs" if each.port else "tcp" for each in carriers)),
-        why_not="" if own else unusable(interface) or "not chosen",
+        why_not="" if own else choice.why_not(interface.name) or "not chosen",
         why_tcp="; ".join(dict.fromkeys(each.why_tcp for each in carriers if each.why_tcp)),
         soft_rdma=port is not None and port.software,
+        reserve=own[0][0].reserve if own else "",
+        unit=own[0][0].unit.name if own else "",
     )
 
 
 def _gid(carrier: Carrier) -> str:
     gid = carrier.gid
     return f"{gid.index} ({gid.kind}, {gid.address.ipv4_mapped or gid.address})" if gid else ""
-
-
-def _end(port: Port, carrier: Carrier, nics: Sequence[Nic]) -> End:
-    info = PortInfo.of(port, carrier)
-    nic = next((nic for nic in nics if nic.name == port.device), None)
-    return End(
-        rail=port.name,
-        device=port.device,
-        address=info.address,
-        network=info.network,
-        verbs_device=info.verbs_device,
-        verbs_port=info.verbs_port,
-        fabric=info.fabric,
-        gbit_s=nic.gbit_s if nic else 0.0,
-        mtu=nic.mtu if nic else 0,
-    )
 
 
 def _chains(nics: Sequence[Nic]) -> tuple[Chain, ...]:
@@ -228,7 +244,9 @@ def _chain(rank: str, at: Function | None, numa_node: int, rails: Sequence[Nic])
         near = nic.numa_node == numa_node
         return Distance.NODE if near else Distance.SYS
 
-    ordered = sorted(rails, key=lambda nic: (away(nic), -nic.gbit_s, rails.index(nic)))
+    ordered = sorted(
+        rails, key=lambda nic: (bool(nic.reserve), away(nic), -nic.gbit_s, rails.index(nic))
+    )
     return Chain(
         rank, numa_node, tuple(ChainHop(nic.rail, nic.name, away(nic).name) for nic in ordered)
     )

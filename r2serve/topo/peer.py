@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from r2serve.errors import ConfigError
-from r2serve.ports.pairing import PortInfo, pair_ports, why_tcp
+from r2serve.ports.info import AddressInfo, PortInfo
+from r2serve.ports.pairing import pair_ports, why_tcp
 
 
 @dataclass(frozen=True)
@@ -30,18 +31,32 @@ class End:
     """Link speed in Gbit/s; 0: unknown."""
     mtu: int
     """MTU in bytes; 0: unknown."""
+    gid: str = ""
+    """GID of verbs rails; empty: none."""
+    borrowed: bool = False
+    """True: the address belongs to lo (an unnumbered port)."""
+    others: tuple[AddressInfo, ...] = ()
+    """Further addresses of the port."""
+    carrier: bool = True
+    reserve: bool = False
+    """True: the port carries traffic only when nothing better is left."""
+    unit: str = ""
+    """Hardware of the port; ports with the same unit fail together. Empty: unknown."""
+    routes: tuple[str, ...] | None = None
+    """Networks with a route through the port; None: unknown."""
+
+    @classmethod
+    def of(cls, rail: str, info: PortInfo) -> End:
+        """Describes a port as announced to peers by the engine."""
+        common = {each.name for each in fields(cls)} & {each.name for each in fields(info)}
+        values = {name: getattr(info, name) for name in common}
+        return cls(rail=rail, gbit_s=info.mbit_s / 1000, **values)
 
     def info(self) -> PortInfo:
-        """Returns the port as announced to peers by the engine."""
-        return PortInfo(
-            device=self.device,
-            address=self.address,
-            port=0,
-            verbs_device=self.verbs_device,
-            verbs_port=self.verbs_port,
-            network=self.network,
-            fabric=self.fabric,
-        )
+        """Returns the port as announced to peers by the engine, without a listener."""
+        common = {each.name for each in fields(self)} & {each.name for each in fields(PortInfo)}
+        values = {name: getattr(self, name) for name in common}
+        return PortInfo(port=0, mbit_s=round(self.gbit_s * 1000), **values)
 
     def __str__(self) -> str:
         return str(self.info())
@@ -88,19 +103,36 @@ def read(path: Path) -> Peer:
 
 def _end(told: Mapping[str, Any]) -> End:
     for name, kind in get_type_hints(End).items():
-        if not isinstance(told[name], (int, float) if kind is float else kind):
+        plain = kind in (str, int, bool, float)
+        if plain and not isinstance(told[name], (int, float) if kind is float else kind):
             raise TypeError(f"{name} is {told[name]!r}")
-    return End(**told)
+    others = tuple(AddressInfo(**each) for each in told["others"])
+    routes = None if told["routes"] is None else tuple(map(str, told["routes"]))
+    return End(**{**told, "others": others, "routes": routes})
 
 
 def pairs(own: Sequence[End], other: Sequence[End]) -> tuple[PortPair, ...]:
     """Returns the rails between two nodes; no rails if a node has no port."""
     if not own or not other:
         return ()
-    mine, theirs = ({end.info(): end for end in ends} for ends in (own, other))
+    near, far = ([end.info() for end in ends] for ends in (own, other))
     return tuple(
-        _pair(mine[near], theirs[far]) for near, far in pair_ports(list(mine), list(theirs))
+        _pair(_end_of(mine, own), _end_of(theirs, other))
+        for mine, theirs in pair_ports(near, far, None)
     )
+
+
+def _end_of(info: PortInfo, ends: Sequence[End]) -> End:
+    """Returns the end with the addresses of a rail."""
+    own = next(
+        end
+        for end in ends
+        if any(
+            (view.device, view.address) == (info.device, info.address)
+            for view in end.info().views()
+        )
+    )
+    return End.of(own.rail, info)
 
 
 def _pair(own: End, other: End) -> PortPair:

@@ -47,18 +47,6 @@ def may_lock_anything() -> bool:
     return False
 
 
-def sysctl(nic: str, name: str) -> int:
-    """Returns a sysctl of an interface: the higher of the interface's value and ``all``."""
-    base = Path("/proc/sys/net/ipv4/conf")
-    values = []
-    for scope in (nic, "all"):
-        try:
-            values.append(int((base / scope / name).read_text()))
-        except OSError:
-            continue
-    return max(values, default=0)
-
-
 def local_ports() -> tuple[int, int]:
     """Returns the first and last ephemeral port of the kernel."""
     try:
@@ -66,3 +54,11 @@ def local_ports() -> tuple[int, int]:
     except OSError:
         return 32768, 60999
     return int(low), int(high)
+
+
+def reserved_ports() -> str:
+    """Returns the kernel's list of ports kept free of outgoing connections; empty: none."""
+    try:
+        return Path("/proc/sys/net/ipv4/ip_local_reserved_ports").read_text().strip()
+    except OSError:
+        return ""

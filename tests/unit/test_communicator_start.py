@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from pairs import free_port
 
-from r2serve import _core
+from r2serve import _core, process, start
 from r2serve.communicator import Communicator
 from r2serve.config import Config
-from r2serve.errors import InternalError, R2cclError, StartupTimeoutError
+from r2serve.errors import ConfigError, InternalError, R2cclError, StartupTimeoutError
 
 Work = Callable[[Communicator], None]
 
@@ -66,3 +68,59 @@ def test_all_ranks_fail_if_one_rank_could_not_connect(job) -> None:
     said = {type(error): str(error) for error in job(late, Communicator.close)}
     assert said[InternalError] == "no rails today"
     assert "did not connect: no rails today" in said[StartupTimeoutError]
+
+
+@pytest.mark.parametrize("part", ["acquire", "add_peer"])
+def test_all_ranks_fail_if_one_rank_cannot_start(
+    monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """Without the news the other rank would wait for the timeout of the store."""
+    port = free_port()
+    acquire, add_peer = start.acquire, process.Process.add_peer
+
+    def refuse(rank: int) -> None:
+        if rank == 1:
+            raise InternalError("cannot start the background thread")
+
+    def acquired(config: Config, rank: int, *others: Any) -> process.Process:
+        refuse(rank)
+        return acquire(config, rank, *others)
+
+    def added(self: process.Process, *others: Any) -> None:
+        refuse(self.rank_hint)
+        add_peer(self, *others)
+
+    if part == "acquire":
+        monkeypatch.setattr(start, "acquire", acquired)
+    else:
+        monkeypatch.setattr(process.Process, "add_peer", added)
+
+    def rank_main(rank: int) -> Exception:
+        config = Config(rails="127.0.0.1", node=f"n{rank}")
+        with pytest.raises((ConfigError, R2cclError)) as caught:
+            Communicator.standalone(
+                "127.0.0.1", port, rank, 2, config=config, share_engine=False, timeout_s=100.0
+            )
+        return caught.value
+
+    with ThreadPoolExecutor(2) as pool:
+        other, failed = pool.map(rank_main, range(2))
+    assert type(failed) is InternalError
+    assert type(other) is ConfigError
+    assert str(other).startswith("rank 1 ")
+    assert str(other).endswith("cannot start: cannot start the background thread")
+
+
+def test_without_a_thread_for_the_log_the_engine_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    closed: list[float] = []
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    close = _core.Engine.close
+    monkeypatch.setattr(_core.Engine, "close", lambda self, s: (closed.append(s), close(self, s)))
+    with pytest.raises(InternalError, match="cannot start the thread that forwards the log"):
+        process.acquire(Config(rails="127.0.0.1"), 0, None, share=False)
+    assert closed == [0.0]

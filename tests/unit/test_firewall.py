@@ -156,6 +156,27 @@ def test_the_doctor_names_the_chain_and_the_dropped_traffic() -> None:
     assert findings(patient(rules=base(*USUAL)), "firewall")[0].level == "ok"
 
 
+def test_the_fix_is_the_rule_that_accepts_the_rails() -> None:
+    [found] = findings(patient(rules=base(*USUAL, policy="drop")), "firewall")
+    accepts = 'nft insert rule inet t in iifname { "eth0", "eth1" } tcp dport 32768-60999 accept'
+    assert found.fix.endswith(accepts)
+
+
+def test_a_window_of_ports_is_what_the_packet_filter_must_accept() -> None:
+    only = [payload("tcp", "dport", {"range": [40000, 40050]}), ACCEPT]
+    shut = base(*USUAL, only, policy="drop")
+    assert findings(patient(rules=shut), "firewall")[0].level == "note", "a part of the ports"
+    open_ports = dataclasses.replace(shut, ports=(40000, 40050))
+    assert findings(patient(rules=open_ports), "firewall")[0].level == "ok"
+
+
+def test_without_nftables_the_rule_is_one_of_iptables() -> None:
+    assert firewall.accepting(Rules(None), ["eth0", "eth1"], (40000, 40050)) == (
+        "iptables -I INPUT -i eth0 -p tcp --dport 40000:40050 -j ACCEPT; "
+        "iptables -I INPUT -i eth1 -p tcp --dport 40000:40050 -j ACCEPT"
+    )
+
+
 def test_only_soft_roce_asks_the_packet_filter() -> None:
     rules = base([payload("udp", "dport", 4791), DROP])
     assert findings(patient(rules=rules), "firewall")[0].level == "ok"

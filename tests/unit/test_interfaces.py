@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
+import itertools
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 
 import pytest
 
 from r2serve.errors import ConfigError
 from r2serve.ports import netlink
-from r2serve.ports.choice import Port, choose_ports, select_ports, unusable
+from r2serve.ports.addresses import socket_address
+from r2serve.ports.choice import Port, choose, select_ports, unusable
 from r2serve.ports.identity import node_identity
 from r2serve.ports.interfaces import Interface, list_interfaces
+from r2serve.ports.telling import tell
 
 
 def interface(name: str, *addresses: str, **fields: object) -> Interface:
@@ -31,6 +36,12 @@ ETH1 = interface("eth1", "10.0.1.1")
 ETH2 = interface("eth2", "10.0.2.1", "10.0.2.2", "fd00::2")
 ETH10 = interface("eth10", "10.0.10.1")
 HERE = [LO, ETH0, ETH1, ETH2]
+
+
+def choose_ports(
+    spec: str, management: str, engine_address: str | None, there: Sequence[Interface]
+) -> list[Port]:
+    return list(choose(spec, management, engine_address, there).ports)
 
 
 def ends(ports: list[Port]) -> list[str]:
@@ -53,11 +64,13 @@ UNUSABLE = {
     "belongs to bond0": interface("eth5", "10.9.0.2", master="bond0", master_kind="bond"),
     # A virtual function below a synthetic NIC: the master has no special kind.
     "belongs to eth0": interface("enP1", "10.9.0.3", master="eth0"),
-    "a wireguard interface": interface("wg0", "10.9.0.4", kind="wireguard"),
-    "a tun interface": interface("tailscale0", "100.64.0.4", kind="tun"),
+    "a dummy interface": interface("loop1", "10.9.0.4", kind="dummy"),
     "down": interface("eth6", "10.9.0.5", up=False, carrier=False),
-    "no carrier": interface("eth7", "10.9.0.6", carrier=False),
-    "no unicast address except link-local": interface("eth8", "169.254.3.4", "fe80::5"),
+    "no carrier": interface("eth7", carrier=False),
+    "no address": interface("eth9"),
+    "no address except IPv6 link-local; R2CCL_RAILS may name the interface": interface(
+        "eth8", "fe80::5"
+    ),
 }
 
 
@@ -76,6 +89,9 @@ def test_auto_leaves_out_unusable_interfaces(why: str) -> None:
         interface("eth0", "10.0.0.1", master="blue", master_kind="vrf"),
         interface("eth0", "8.8.8.8"),
         interface("eth0", "100.64.0.1"),
+        interface("enp1s0f0np0", "169.254.3.4", "fe80::5"),
+        interface("eth7", "10.9.0.6", carrier=False),  # a cable may be plugged in later
+        interface("tailscale0", "100.64.0.4", kind="tun"),
     ],
 )
 def test_auto_takes_interfaces_with_their_own_traffic(usable: Interface) -> None:
@@ -88,23 +104,38 @@ def test_auto_falls_back_to_ipv6() -> None:
     assert (port.address, port.family) == ("fd00::7", socket.AF_INET6)
 
 
-def test_auto_leaves_the_engines_nic_free_while_others_remain() -> None:
-    assert ends(choose_ports("auto", "", "10.0.1.1", HERE)) == ["eth0=10.0.0.1", "eth2=10.0.2.1"]
-    assert ends(choose_ports("auto", "", "fd00::2", HERE)) == ["eth0=10.0.0.1", "eth1=10.0.1.1"]
-    assert ends(choose_ports("auto", "", "10.0.1.1", [LO, ETH1])) == ["eth1=10.0.1.1"]
-    # An unusable NIC does not count as a remaining rail.
-    unused = interface("eth9", "10.0.9.1", carrier=False)
-    assert ends(choose_ports("auto", "", "10.0.1.1", [LO, ETH1, unused])) == ["eth1=10.0.1.1"]
+def test_a_socket_needs_the_device_of_an_ipv6_link_local_address() -> None:
+    assert socket_address("10.0.0.1", 7, "lo") == ("10.0.0.1", 7)
+    assert socket_address("fd00::7", 7, "lo") == ("fd00::7", 7, 0, 0)
+    assert socket_address("fe80::1", 7, "lo") == ("fe80::1", 7, 0, socket.if_nametoindex("lo"))
+    with pytest.raises(OSError, match="interface"):
+        socket_address("fe80::1", 7, "no-such-dev0")
+
+
+def test_the_port_with_control_traffic_is_a_rail_behind_equals() -> None:
+    assert ends(choose_ports("auto", "", "10.0.0.1", HERE)) == [
+        "eth1=10.0.1.1",
+        "eth2=10.0.2.1",
+        "eth0=10.0.0.1",
+    ]
+    fast = dataclasses.replace(ETH1, mbit_s=100_000)
+    slow = dataclasses.replace(ETH0, mbit_s=25_000)
+    ports = choose_ports("auto", "", "10.0.1.1", [LO, slow, fast])
+    assert ends(ports) == ["eth1=10.0.1.1", "eth0=10.0.0.1"], "the fast port is never left out"
+    assert [port.shares_control for port in ports] == [True, False]
+    # Without a known speed (virtio), a port with control traffic comes last.
+    ports = choose_ports("auto", "", "10.0.0.1", [LO, ETH0, fast, ETH2])
+    assert [port.device for port in ports] == ["eth2", "eth1", "eth0"]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.77.0.1", "head-node", "0.0.0.0", ""])
-def test_an_engine_address_without_a_nic_excludes_no_nic(address: str) -> None:
-    assert len(choose_ports("auto", "", address, HERE)) == 3
+def test_an_engine_address_without_a_nic_changes_no_order(address: str) -> None:
+    assert ends(choose_ports("auto", "", address, HERE))[0] == "eth0=10.0.0.1"
 
 
 @pytest.mark.parametrize("management", ["eth1", "10.0.1.1"])
 def test_a_named_management_nic_is_never_a_rail(management: str) -> None:
-    chosen = choose_ports("auto", management, "10.0.0.1", HERE)
+    chosen = choose_ports("auto", management, "10.0.1.1", HERE)
     assert ends(chosen) == ["eth0=10.0.0.1", "eth2=10.0.2.1"]
     assert choose_ports("auto", management, None, [LO, ETH1]) == []
 
@@ -119,9 +150,20 @@ def test_auto_without_any_nic_gives_no_rail() -> None:
 
 
 def test_auto_logs_chosen_and_unused_interfaces(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", logger="r2serve.ports.choice"):
-        choose_ports("auto", "", "10.0.0.1", HERE)
-    assert "rails: eth1, eth2; not used: lo (loopback), eth0 (management)" in caplog.text
+    fast = dataclasses.replace(ETH0, mbit_s=100_000)
+    slow = dataclasses.replace(ETH1, mbit_s=25_000)
+    with caplog.at_level("INFO", logger="r2serve.ports.telling"):
+        tell(choose("auto", "eth0", "10.0.0.1", [LO, fast, slow]))
+    told = "eth0 (management (R2CCL_MANAGEMENT), 100 Gbit/s)"
+    assert f"rails: eth1 (10.0.1.1, 25 Gbit/s); not used: lo (loopback), {told}" in caplog.text
+    [warning] = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert warning.getMessage() == (
+        "eth0, 100 Gbit/s is no rail, although it is faster than a port in use: "
+        "management (R2CCL_MANAGEMENT)"
+    )
+    caplog.clear()
+    tell(choose("auto", "eth1", "10.0.0.1", [LO, fast, slow]))
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
 
 
 @pytest.mark.parametrize(
@@ -138,10 +180,21 @@ def test_auto_logs_chosen_and_unused_interfaces(caplog: pytest.LogCaptureFixture
         ("lo=127.9.9.9", ["lo=127.9.9.9"]),
         ("lo", ["lo=127.0.0.1"]),
         ("::1", ["lo=::1"]),
+        ("fe80::1", ["eth0=fe80::1"]),
+        ("eth8", ["eth8=fe80::5"]),
+        ("eth4", ["eth4=169.254.3.4"]),
+        ("eth4=169.254.3.4", ["eth4=169.254.3.4"]),
+        # A link-local address is another address after each boot.
+        ("eth4=169.254.9.9", ["eth4=169.254.3.4"]),
+        # A port that is absent, or has no address so far.
+        ("eth1,eth9", ["eth1=10.0.1.1", "eth9=0.0.0.0"]),
+        ("eth9=10.9.9.9,eth1", ["eth9=0.0.0.0", "eth1=10.0.1.1"]),
+        ("eth5,eth1", ["eth5=0.0.0.0", "eth1=10.0.1.1"]),
     ],
 )
 def test_explicit_list(spec: str, expected: list[str]) -> None:
-    ports = choose_ports(spec, "", "10.0.0.1", HERE)
+    more = [interface("eth8", "fe80::5"), interface("eth4", "169.254.3.4"), interface("eth5")]
+    ports = choose_ports(spec, "", "10.0.0.1", [*HERE, *more])
     assert ends(ports) == expected
     for index, port in enumerate(ports):
         assert port.name == f"rail{index}"
@@ -153,29 +206,41 @@ def test_explicit_list_may_name_interfaces_left_out_by_auto(
 ) -> None:
     down = interface("eth6", "10.9.0.5", up=False, carrier=False)
     bridge = interface("br0", "10.9.1.1", kind="bridge")
-    assert ends(choose_ports("eth6,br0", "", None, [down, bridge])) == [
-        "eth6=10.9.0.5",
-        "br0=10.9.1.1",
-    ]
-    assert "eth6 is down" in caplog.text
-    assert "br0" not in caplog.text
+    choice = choose("eth6,br0", "", None, [down, bridge])
+    assert ends(list(choice.ports)) == ["eth6=10.9.0.5", "br0=10.9.1.1"]
+    tell(choice)
+    [warning] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert warning.startswith("rail port eth6 (10.9.0.5) is down")
+
+
+def test_a_port_that_is_not_there_yet_is_a_single_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tell(choose("eth1,eth9", "", None, HERE))
+    [warning] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert "R2CCL_RAILS" in warning
+    assert "'eth9', but this node has no such device or address" in warning
+
+
+TWINS = [interface("eth3", "fe80::7"), interface("eth4", "fe80::7")]
 
 
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [
         ("eth9", "'eth9', but this node has no such device or address"),
-        ("eth1,eth9", "'eth9', but this node has no such device or address"),
         ("10.0.0.9", "'10.0.0.9', but this node has no such device or address"),
+        ("eth9,eth8", "'eth9', but this node has no such device or address"),
         ("eth9=10.0.0.1", "'eth9=10.0.0.1', but this node has no such device or address"),
         ("eth1=10.0.0.1", "eth1 does not carry 10.0.0.1"),
         ("eth1=127.0.0.2", "eth1 does not carry 127.0.0.2"),
         ("eth1=ten", "'ten' is no address"),
         ("=10.0.0.1", "without a device before the ="),
         ("", "an empty entry"),
+        ("eth0,auto", "'auto' among other entries"),
         ("eth0,,eth1", "an empty entry"),
         ("eth8", "'eth8', which has no unicast address"),
-        ("fe80::1", "a link-local IPv6 address"),
+        ("fe80::7", "an address of eth3, eth4: name the device, too"),
         ("eth0,10.0.0.1", "10.0.0.1 twice"),
         ("127.0.0.2,lo=127.0.0.2", "127.0.0.2 twice"),
     ],
@@ -184,7 +249,7 @@ def test_a_wrong_explicit_list_is_an_error_with_field_value_and_choices(
     spec: str, complaint: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        choose_ports(spec, "", None, [*HERE, UNUSABLE["no unicast address except link-local"]])
+        choose(spec, "", None, [*HERE, interface("eth8"), *TWINS])
     text = str(caught.value)
     assert "R2CCL_RAILS" in text
     assert repr(spec) in text
@@ -197,6 +262,10 @@ def test_explicit_list_must_not_name_the_management_nic(management: str) -> None
     with pytest.raises(ConfigError, match=r"R2CCL_RAILS.*eth1=10\.0\.1\.1.*R2CCL_MANAGEMENT"):
         choose_ports("eth0,eth1", management, None, HERE)
     assert ends(choose_ports("eth2=10.0.2.2", "10.0.2.1", None, HERE)) == ["eth2=10.0.2.2"]
+    two = interface("eth5", "10.5.0.1", "10.6.0.1")
+    two = dataclasses.replace(two, networks=("10.5.0.0/24", "10.6.0.0/24"))
+    (port,) = choose_ports("eth5", "10.6.0.1", None, [LO, two])
+    assert [each.address for each in port.addresses] == ["10.5.0.1"]
 
 
 def test_node_identity() -> None:
@@ -213,9 +282,9 @@ def test_listing_this_machine() -> None:
     assert {nic.index: nic.name for nic in listed} == dict(socket.if_nameindex())
     (loopback,) = [nic for nic in listed if nic.loopback]
     assert loopback.name == "lo"
-    assert select_ports("127.0.0.2", "", None) == [
-        Port(name="rail0", device="lo", address="127.0.0.2", family=socket.AF_INET)
-    ]
+    [port] = select_ports("127.0.0.2", "", None).ports
+    assert (port.name, port.device, port.address) == ("rail0", "lo", "127.0.0.2")
+    assert (port.family, port.unit.name) == (socket.AF_INET, ""), "loopback is no hardware"
 
 
 def test_a_broken_kernel_answer_is_an_error_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,10 +294,27 @@ def test_a_broken_kernel_answer_is_an_error_not_a_hang(monkeypatch: pytest.Monke
             return netlink._HEADER.pack(20, netlink._NLMSG_ERROR, 0, 1, 0) + refused
 
     with pytest.raises(PermissionError, match="cannot list network interfaces"):
-        netlink._read_dump(Refusing())  # type: ignore[arg-type]
-    monkeypatch.setattr(netlink, "_read_dump", lambda _: None)
-    with pytest.raises(OSError, match="changes faster"):
-        list_interfaces()
+        netlink._read_dump(Refusing(), 0)  # type: ignore[arg-type]
+
+
+def test_interfaces_that_change_during_every_read_are_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A host of containers never stops to change; what stays is in some read."""
+    read = netlink._read_dump
+    count = itertools.count()
+    gone = netlink.LinkMessage("gone0", 77777, 0, "", 0)
+
+    def interrupted(asking: socket.socket, answer: int) -> tuple[list[bytes], bool]:
+        payloads, _ = read(asking, answer)
+        # Each read misses an interface.
+        return payloads[1:] if next(count) % 2 else payloads[:-1], False
+
+    whole = {link.name for link in netlink.dump_links()}
+    monkeypatch.setattr(netlink, "_read_dump", interrupted)
+    if len(whole) > 1:
+        assert {link.name for link in netlink.dump_links()} == whole
+    assert not netlink._exists(gone)
 
 
 # This script runs in a new network namespace, which ends with the process.
@@ -257,10 +343,18 @@ IN_NAMESPACE = """
     assert (listed["port1"].master, listed["port1"].master_kind) == ("br0", "bridge"), listed
     assert unusable(listed["br0"]) == "a bridge interface"
     assert unusable(listed["port1"]) == "belongs to br0"
-    (port,) = select_ports("auto", "", "10.7.0.1")
-    assert (port.device, port.address) == ("port0", "10.7.0.1"), port
+    (port,) = select_ports("auto", "", "10.7.0.1").ports
+    assert (port.device, port.address, port.carrier) == ("port0", "10.7.0.1", True), port
+    assert (port.mtu, port.mbit_s) == (1500, 10000), port
+    assert port.reserve == "a veth pair inside this node", port
+    assert [route.destination for route in port.routes] == ["10.7.0.0/24", "fe80::/64"], port
     ip("link set dev port1 down")
-    assert select_ports("auto", "", None) == []
+    (port,) = select_ports("auto", "", None).ports
+    assert not port.carrier, port
+    ip("link add mv0 link port0 type macvlan mode bridge")
+    listed = {nic.name: nic for nic in list_interfaces()}
+    assert listed["mv0"].lower == "port0", listed
+    assert listed["port0"].lower == "", "the other end of a veth pair carries no packets"
     print(node_identity("", 0))
 """
 

@@ -1,5 +1,6 @@
 """RDMA ports, read from sysfs."""
 
+import dataclasses
 import ipaddress
 from pathlib import Path
 
@@ -7,8 +8,9 @@ import pytest
 
 from r2serve.errors import ConfigError
 from r2serve.ports import choice, rdma
+from r2serve.ports.info import PortInfo, ProcessInfo
 from r2serve.ports.interfaces import Interface
-from r2serve.ports.pairing import PortInfo, ProcessInfo, rails_between
+from r2serve.ports.pairing import rails_between
 
 
 def make_port(
@@ -112,7 +114,7 @@ def test_rails_may_name_rdma_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         choice, "list_interfaces", lambda: [Interface("eth0", 2, addresses=(address,))]
     )
-    [port] = choice.select_ports("mlx5_3:1", "", None, ports)
+    [port] = choice.select_ports("mlx5_3:1", "", None, ports).ports
     assert (port.device, port.address, port.rdma) == ("eth0", "10.0.0.1", ports[0])
     with pytest.raises(ConfigError, match=r"R2CCL_RAILS.*mlx5_4:1 has no network interface"):
         choice.select_ports("mlx5_4", "", None, ports)
@@ -125,6 +127,10 @@ def process(number: int, *ports: PortInfo) -> ProcessInfo:
 def test_a_rail_uses_verbs_if_both_ports_do() -> None:
     verbs = PortInfo("eth0", "10.0.0.1", 1, "mlx5_0", 2)
     tcp = PortInfo("eth1", "10.1.0.1", 1)
-    rails = rails_between(process(1, verbs, verbs, tcp), process(2, verbs, tcp, verbs), 0)
+    far_verbs = dataclasses.replace(verbs, address="10.0.0.2")
+    far_tcp = dataclasses.replace(tcp, address="10.1.0.2")
+    rails = rails_between(
+        process(1, verbs, verbs, tcp), process(2, far_verbs, far_tcp, far_verbs), 0
+    )
     assert [rail["kind"] for rail in rails] == ["verbs", "tcp", "tcp"]
     assert (rails[0]["verbs_device"], rails[0]["verbs_port"]) == ("mlx5_0", 2)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from patients import PFC_OFF, PFC_ON, TCP, complaints, findings, nic, patient
+from patients import PFC_OFF, PFC_ON, TCP, complaints, end, findings, nic, patient
 
 from r2serve.cli import topo as cli
 from r2serve.config import Config
@@ -205,10 +205,18 @@ def test_a_healthy_node_has_no_complaint() -> None:
             "1024 bytes",
         ),
         (
-            patient(nic("eth0", network="10.0.0.0/16"), nic("eth1", network="10.0.0.0/16")),
+            patient(
+                node=NodeReport(
+                    "here",
+                    (nic("eth0"), nic("eth1")),
+                    (),
+                    "ok",
+                    ports=(end(0, network="10.0.0.0/16"), end(1, network="10.0.0.0/16")),
+                )
+            ),
             "warning",
             "ARP",
-            "eth0, eth1",
+            "eth0 and eth1",
         ),
     ],
 )
@@ -219,6 +227,42 @@ def test_each_problem_is_found_and_has_a_fix(
     assert [finding.level for finding in found] == [level]
     assert text in found[0].text
     assert found[0].fix
+
+
+@pytest.mark.parametrize(
+    ("units", "shared", "level", "text"),
+    [
+        (("eth0", "eth1"), (), "ok", "nothing found"),
+        (
+            ("eth9", "eth9"),
+            ("eth0 and eth1 share the physical port eth9: one unit of redundancy",),
+            "warning",
+            "nothing is left to fail over to",
+        ),
+        (
+            ("eth0", "eth1"),
+            ("eth0 and eth1 have cables of their own, but share one card (PCI 0000:01:00)",),
+            "note",
+            "share one card",
+        ),
+    ],
+)
+def test_rails_that_fail_together_are_found(
+    units: tuple[str, str], shared: tuple[str, ...], level: str, text: str
+) -> None:
+    rails = (nic("eth0", unit=units[0]), nic("eth1", unit=units[1]))
+    node = NodeReport("here", rails, (), "ok", ports=(end(0), end(1)), shared=shared)
+    [found] = findings(patient(node=node), "shared fate")
+    assert found.level == level
+    assert text in found.text
+    assert bool(found.fix) == (level == "warning")
+
+
+def test_warnings_of_the_choice_are_findings() -> None:
+    told = "eth9 is no rail, although it is faster than a rail: no address"
+    node = dataclasses.replace(patient().node, warnings=(told,))
+    [found] = findings(patient(node=node), "rails")
+    assert (found.level, found.text) == ("warning", told)
 
 
 def test_a_missing_library_fails_only_if_required() -> None:

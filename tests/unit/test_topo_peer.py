@@ -17,14 +17,14 @@ from r2serve import _core, process
 from r2serve.cli import topo as cli
 from r2serve.config import Config
 from r2serve.errors import ConfigError, R2cclError
-from r2serve.ports.choice import Port
+from r2serve.ports.choice import Choice, Port
 from r2serve.ports.interfaces import Interface
 from r2serve.ports.rdma import Gid, RdmaPort, carrier_of
 from r2serve.process import Process
-from r2serve.topo import node, peer
+from r2serve.topo import node, peer, reach
 from r2serve.topo.checks import Finding
 from r2serve.topo.node import Chain, ChainHop, NodeReport
-from r2serve.topo.peer import Peer, pairs
+from r2serve.topo.peer import End, Peer, pairs
 
 IB = {"fabric": "InfiniBand", "verbs_device": "mlx5_9"}
 TCP = {"fabric": "", "verbs_device": "", "verbs_port": 0}
@@ -59,8 +59,13 @@ class Engine:
     def listen(self, kind: str, device: str, address: str) -> int:
         return 1
 
+    no_journal = ""
+
     def set_label(self, label: str) -> None:
         """Ignores the label."""
+
+    def set_serving_engine(self, name: str) -> None:
+        """Ignores the name."""
 
     def close(self, linger_s: float) -> None:
         self.opened.append("closed")
@@ -94,7 +99,7 @@ def plug(monkeypatch: pytest.MonkeyPatch, port: RdmaPort | None) -> None:
     rail = Port("rail0", "eth0", "10.0.0.1", socket.AF_INET, "10.0.0.0/24", port)
     for module in (node, process):
         monkeypatch.setattr(module, "list_ports", lambda: [port] if port else [])
-        monkeypatch.setattr(module, "select_ports", lambda *_: [rail])
+        monkeypatch.setattr(module, "select_ports", lambda *_: Choice((rail,)))
 
 
 @pytest.mark.usefixtures("_one_rail")
@@ -268,6 +273,40 @@ def test_the_doctor_compares_both_ends_of_rails() -> None:
     assert found.level == "ok", "not known is not different"
     [found] = of_peer(end(0, 2, network="10.9.0.0/24"), end(1, 2))
     assert (found.level, "different networks" in found.text) == ("note", True)
+
+
+@pytest.mark.parametrize(
+    ("there", "text"),
+    [
+        (end(1, 1), "both ends have the address 10.0.1.1"),
+        (end(1, 2, address="fd00::2"), "no common address family"),
+        (end(1, 2, address="127.0.0.1"), "no common network"),
+    ],
+)
+def test_the_doctor_names_ports_without_a_rail(there: End, text: str) -> None:
+    [found] = of_peer(end(0, 2, routes=()), dataclasses.replace(there, routes=()))
+    assert found.level == "warning"
+    assert "eth1 (10.0.1.1" in found.text
+    assert "has no rail to host2: " in found.text
+    assert text in found.text
+    assert found.fix
+
+
+def test_the_doctor_predicts_a_missing_route() -> None:
+    def route(own: End, other: End) -> str:
+        assert (own.device, other.address) in (("eth0", "10.0.0.2"), ("eth1", "10.0.1.2"))
+        return "Network is unreachable" if own.device == "eth1" else ""
+
+    there = patient(peer=Peer("host2", (end(0, 2), end(1, 2))), route=route)
+    [found] = findings(there, "peer")
+    assert found.level == "failure"
+    assert "no route from eth1 (10.0.1.1) to 10.0.1.2: Network is unreachable" in found.text
+
+
+def test_the_kernel_is_asked_for_the_route() -> None:
+    lo = {"device": "lo", "address": "127.0.0.1"}
+    assert reach.route(end(0, 1, **lo), end(0, 2, address="127.0.0.2")) == ""
+    assert reach.route(end(0, 1, device="", address="192.0.2.1"), end(0, 2)) != "", "not ours"
 
 
 def test_the_doctor_names_pairs_without_verbs() -> None:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
+import socket
+from typing import Any
 
 import pytest
 
 from r2serve.config import Config
 from r2serve.engines.vllm import host_address
 from r2serve.errors import ConfigError
+from r2serve.ports import host_address as host_addresses
 from r2serve.ports import identity
-from r2serve.ports.pairing import (
-    PortInfo,
-    ProcessInfo,
-    pair_ports,
-    pair_secret,
-    rails_between,
-    why_tcp,
-)
+from r2serve.ports.host_address import HostAddressError, control_address, own_address, owner_of
+from r2serve.ports.info import PortInfo, ProcessInfo, pair_secret
+from r2serve.ports.interfaces import Interface
+from r2serve.ports.pairing import pair_ports, rails_between, why_tcp
 from r2serve.process import Process
 
 
@@ -62,6 +62,9 @@ def test_ports_pair_by_index() -> None:
             "remote_port": 40_020 + i,
             "verbs_device": "",
             "verbs_port": 0,
+            "unnumbered": False,
+            "reserve": False,
+            "unit": "",
         }
         for i in (0, 1)
     ]
@@ -107,8 +110,8 @@ def ports(host: int, *networks: str) -> list[PortInfo]:
         ("ax", "ya", [(0, 1), (1, 0)]),
         ("a ", " a", [(0, 1), (1, 0)]),
         ("  ", "  ", [(0, 0), (1, 1)]),
-        # Every port has a rail: a left over port makes a rail with each port of the peer.
-        ("abc", "ba", [(0, 1), (1, 0), (2, 0), (2, 1)]),
+        # Every port has a rail: a port left over joins the port with the fewest rails.
+        ("abc", "ba", [(0, 1), (1, 0), (2, 0)]),
     ],
 )
 def test_ports_of_one_network_make_rails_with_each_other(
@@ -188,12 +191,70 @@ def test_a_node_without_a_port_is_named(mine: int, theirs: int, who: str) -> Non
         rails_between(info(1, "a", mine), info(2, "b", theirs), own_node=0)
 
 
-def test_the_route_to_the_master_gives_the_management_address(monkeypatch) -> None:
-    monkeypatch.setenv("VLLM_HOST_IP", "10.9.9.9")
+HERE = [
+    Interface("lo", 1, loopback=True, addresses=(ipaddress.ip_address("127.0.0.1"),)),
+    Interface("eth0", 2, addresses=(ipaddress.ip_address("10.0.0.1"),)),
+]
+
+
+def test_control_traffic_uses_the_engines_variable_or_the_route_to_the_master(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host_addresses, "list_interfaces", lambda: HERE)
+    monkeypatch.setenv("VLLM_HOST_IP", "10.0.0.1")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    assert identity.address_towards_master() == "127.0.0.1", "an engine's variable is its plugin's"
+    assert control_address("127.0.0.1") == "127.0.0.1"
+    assert control_address() == "10.0.0.1"
+    monkeypatch.delenv("VLLM_HOST_IP")
+    monkeypatch.setenv("SGLANG_HOST_IP", "10.0.0.1")
+    assert control_address() == "10.0.0.1"
+    monkeypatch.setenv("SGLANG_HOST_IP", "10.0.0.2")
+    for argument in (None, "10.0.0.2"):
+        with pytest.raises(HostAddressError, match=r"^SGLANG_HOST_IP is '10\.0\.0\.2': must be"):
+            control_address(argument)
+    monkeypatch.delenv("SGLANG_HOST_IP")
+    with pytest.raises(
+        HostAddressError, match=r"\(VLLM_HOST_IP, SGLANG_HOST_IP\) is '10\.0\.0\.2'"
+    ):
+        control_address("10.0.0.2")
+    assert control_address() == "127.0.0.1"
     monkeypatch.delenv("MASTER_ADDR")
-    assert identity.address_towards_master() is None
+    assert control_address() is None
+
+
+def test_a_host_name_is_resolved_to_an_address_of_this_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = {"node-a": ["127.0.1.1", "10.0.0.1"], "node-b": ["10.0.0.2"]}
+
+    def getaddrinfo(name: str, *_: Any, **__: Any) -> list[Any]:
+        if name not in names:
+            raise socket.gaierror(-2, "Name or service not known")
+        return [(0, 0, 0, "", (address, 0)) for address in names[name]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    assert own_address("VLLM_HOST_IP", "node-a", HERE) == "10.0.0.1"
+    for value, part in (
+        ("node-b", "VLLM_HOST_IP is 'node-b', resolved to 10.0.0.2: must be"),
+        ("node-c", "VLLM_HOST_IP is 'node-c', a name that cannot be resolved (Name or service"),
+        ("10.0.0.2", "VLLM_HOST_IP is '10.0.0.2': must be an address of this node"),
+    ):
+        with pytest.raises(HostAddressError) as caught:
+            own_address("VLLM_HOST_IP", value, HERE)
+        assert part in str(caught.value)
+        assert "this node has: lo=127.0.0.1, eth0=10.0.0.1" in str(caught.value)
+    monkeypatch.setenv("MASTER_ADDR", "node-c")
+    monkeypatch.delenv("VLLM_HOST_IP", raising=False)
+    with pytest.raises(HostAddressError, match=r"MASTER_ADDR is 'node-c', a name that cannot"):
+        control_address()
+
+
+def test_the_rank_with_a_wrong_address_is_named() -> None:
+    error = HostAddressError("VLLM_HOST_IP is '192.168.0.2': …", ["192.168.0.2"])
+    infos = [None, info(2, "b", 2, control=True)]
+    assert owner_of(error, infos) == "; 192.168.0.2 is an address of rank 1 (host host2)"
+    assert owner_of(HostAddressError("…", ["10.7.7.7"]), infos) == ""
+    assert owner_of(ValueError("192.168.0.2"), infos) == ""
 
 
 def test_the_engines_address_variable_takes_precedence(monkeypatch) -> None:

@@ -1,0 +1,249 @@
+"""Information about the ports of a process for its peers."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from r2serve.errors import ConfigError
+from r2serve.ports.addresses import UNSPECIFIED
+from r2serve.ports.choice import Port
+from r2serve.ports.interfaces import Route
+from r2serve.ports.rdma import Carrier
+
+SHORTEST_KEY = 32
+"""Bytes of a pre-shared key, at least."""
+
+_MOST_ROUTES = 64
+"""Most routes of a port told to peers; more count as unknown."""
+
+
+@dataclass(frozen=True)
+class AddressInfo:
+    """A further address of a port, with a listener for rails."""
+
+    address: str
+    port: int
+    network: str = ""
+    borrowed: bool = False
+    """True: the address belongs to lo, not to the device."""
+    fabric: str = ""
+    """Fabric of verbs rails of this address; empty: rails use TCP."""
+    gid: str = ""
+    """GID of verbs rails of this address; empty: none."""
+
+
+@dataclass(frozen=True)
+class PortInfo:
+    """A port with a listener for rails, by its first address."""
+
+    device: str
+    address: str
+    port: int
+    verbs_device: str = ""
+    """RDMA device of this port's rails; empty: rails use TCP."""
+    verbs_port: int = 0
+    network: str = ""
+    """Network of the address, as ``10.0.0.0/24``; empty: unknown."""
+    fabric: str = ""
+    """Fabric of verbs rails: ``InfiniBand``, ``RoCE v1`` or ``RoCE v2``; both ends must match."""
+    gid: str = ""
+    """GID of verbs rails; empty: none."""
+    borrowed: bool = False
+    """True: the address belongs to lo, not to the device (an unnumbered port)."""
+    others: tuple[AddressInfo, ...] = ()
+    """Further addresses of the port."""
+    mtu: int = 0
+    """MTU in bytes; 0: unknown."""
+    mbit_s: int = 0
+    """Link speed in Mbit/s; 0: unknown."""
+    carrier: bool = True
+    reserve: bool = False
+    """True: the port carries traffic only when nothing better is left."""
+    unit: str = ""
+    """Name of the hardware; ports of a host with the same unit fail together. Empty: unknown."""
+    routes: tuple[str, ...] | None = None
+    """Networks with a route through the port; None: unknown."""
+
+    @classmethod
+    def of(
+        cls, port: Port, carriers: Sequence[Carrier], numbers: Sequence[int | None] = ()
+    ) -> PortInfo:
+        """Describes a port of this node for peers.
+
+        Args:
+            carriers: transport of each address.
+            numbers: listening TCP port of each address; None: the address has no listener. Empty:
+                no address has a listener so far.
+        """
+        carrier = carriers[0]
+        numbers = numbers or [0] * len(port.addresses)
+        others = zip(port.others, carriers[1:], numbers[1:], strict=True)
+        verbs = next((each.port for each in carriers if each.port), None)
+        return cls(
+            device="" if port.device == "lo" else port.device,
+            address=port.address,
+            port=numbers[0] or 0,
+            verbs_device=verbs.device if verbs else "",
+            verbs_port=verbs.port if verbs else 0,
+            network=port.network,
+            fabric=carrier.fabric,
+            gid=_gid(carrier),
+            borrowed=port.borrowed,
+            others=tuple(
+                AddressInfo(
+                    each.address, number, each.network, each.borrowed, its.fabric, _gid(its)
+                )
+                for each, its, number in others
+                if number is not None
+            ),
+            mtu=port.mtu,
+            mbit_s=port.mbit_s,
+            carrier=port.carrier,
+            reserve=bool(port.reserve),
+            unit=port.unit.name,
+            routes=_summary(port.routes),
+        )
+
+    @classmethod
+    def from_wire(cls, values: dict[str, Any]) -> PortInfo:
+        """Makes a port of plain values; ignores unknown fields."""
+        known = _known(cls, values)
+        others = known.get("others", ())
+        known["others"] = tuple(AddressInfo(**_known(AddressInfo, each)) for each in others)
+        if known.get("routes") is not None:
+            known["routes"] = tuple(known["routes"])
+        return cls(**known)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the device is absent or has no address so far."""
+        return self.address == UNSPECIFIED
+
+    def views(self) -> tuple[PortInfo, ...]:
+        """Returns the port by each of its addresses."""
+        if not self.others:
+            return (self,)
+        names = [each.name for each in fields(AddressInfo)]
+        first = AddressInfo(**{name: getattr(self, name) for name in names})
+        return tuple(self._at(each) for each in (first, *self.others))
+
+    def _at(self, other: AddressInfo) -> PortInfo:
+        """Returns the port with another address as the first."""
+        return replace(
+            self,
+            address=other.address,
+            port=other.port,
+            network=other.network,
+            borrowed=other.borrowed,
+            fabric=other.fabric,
+            gid=other.gid,
+            verbs_device=self.verbs_device if other.fabric else "",
+            verbs_port=self.verbs_port if other.fabric else 0,
+            others=(),
+        )
+
+    def __str__(self) -> str:
+        verbs = f"{self.verbs_device}:{self.verbs_port}" if self.verbs_device else "no verbs"
+        words = [self.address, verbs, self.fabric]
+        return f"{self.device or 'lo'} ({', '.join(word for word in words if word)})"
+
+
+def _gid(carrier: Carrier) -> str:
+    return str(carrier.gid.address) if carrier.gid else ""
+
+
+def _known(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values of the fields of a class; ignores unknown fields."""
+    names = {each.name for each in fields(kind)}
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _summary(routes: Iterable[Route] | None) -> tuple[str, ...] | None:
+    """Returns the networks of routes, without networks inside others; None: unknown, too many."""
+    if routes is None:
+        return None
+    found: list[str] = []
+    for version in (4, 6):
+        networks = [ipaddress.ip_network(route.destination) for route in routes]
+        own = [network for network in networks if network.version == version]
+        found += map(str, ipaddress.collapse_addresses(own))  # type: ignore[type-var]
+    return tuple(found) if len(found) <= _MOST_ROUTES else None
+
+
+@dataclass(frozen=True)
+class ProcessInfo:
+    """Information about a process for the other processes of its group, via the engine's store.
+
+    ``process`` is the number of the r2ccl engine, ``unix_name`` the socket of the shm rail.
+    ``secret`` never leaves the job; keys for the authentication of rail connections derive from it.
+    """
+
+    process: int
+    secret: bytes
+    node: str
+    host: str
+    ports: tuple[PortInfo, ...]
+    control: PortInfo | None
+    unix_name: str
+
+    def to_wire(self) -> dict[str, Any]:
+        """Returns plain values for a store."""
+        return asdict(self) | {"secret": self.secret.hex()}
+
+    @classmethod
+    def from_wire(cls, values: dict[str, Any]) -> ProcessInfo:
+        """Inverts :meth:`to_wire`; ignores unknown fields."""
+        return cls(
+            process=values["process"],
+            secret=bytes.fromhex(values["secret"]),
+            node=values["node"],
+            host=values["host"],
+            ports=tuple(PortInfo.from_wire(port) for port in values["ports"]),
+            control=PortInfo.from_wire(values["control"]) if values["control"] else None,
+            unix_name=values["unix_name"],
+        )
+
+
+def pair_secret(one: ProcessInfo, other: ProcessInfo, key: bytes = b"") -> bytes:
+    """Returns the secret of a pair of processes, equal at both ends.
+
+    With the pre-shared ``key``, the exchange alone does not tell the secret.
+    """
+    low, high = sorted((one, other), key=lambda info: info.process)
+    if key:
+        return hmac.new(key, low.secret + high.secret, hashlib.sha256).digest()
+    return hashlib.sha256(low.secret + high.secret).digest()
+
+
+def read_key(path: str) -> bytes:
+    """Returns the pre-shared key in a file; empty for an empty path.
+
+    Raises:
+        ConfigError: the file cannot be read, is open to other users, or is too short.
+    """
+    if not path:
+        return b""
+    try:
+        with open(path, "rb") as file:
+            others = stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077
+            key = file.read().strip()
+    except OSError as error:
+        raise ConfigError(f"secret_file (R2CCL_SECRET_FILE): {path}: {error.strerror}") from error
+    if others:
+        raise ConfigError(
+            f"secret_file (R2CCL_SECRET_FILE): {path} is open to other users; must be a file for "
+            "its owner only (mode 600 or 400)"
+        )
+    if len(key) < SHORTEST_KEY:
+        raise ConfigError(
+            f"secret_file (R2CCL_SECRET_FILE): {path} has {len(key)} bytes; must be at least "
+            f"{SHORTEST_KEY} bytes"
+        )
+    return key

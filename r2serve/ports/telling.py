@@ -1,0 +1,90 @@
+"""What a node says at start about its rails: ports, ports left out, and shared hardware."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from r2serve.ports.addresses import UNSPECIFIED
+from r2serve.ports.choice import Choice, LeftOut, Port
+from r2serve.ports.units import natural
+
+logger = logging.getLogger(__name__)
+
+_MOST_NAMED = 16
+"""Interfaces of a log line."""
+
+
+def tell(choice: Choice) -> None:
+    """Logs the rails, the interfaces left out, and shared hardware."""
+    for text in choice.warnings:
+        logger.warning("%s", text)
+    others = [f"{each.device} ({each.why}{_speed(each.mbit_s)})" for each in choice.left_out]
+    if len(others) > _MOST_NAMED:
+        others[_MOST_NAMED:] = [f"and {len(others) - _MOST_NAMED} more"]
+    logger.info(
+        "rails: %s; not used: %s",
+        ", ".join(describe(port) for port in choice.ports) or "none",
+        ", ".join(others) or "none",
+    )
+    for each in choice.left_out:
+        if each.faster:
+            logger.warning("%s", faster(each))
+    for port in choice.ports:
+        if not port.carrier and port.address != UNSPECIFIED:
+            logger.warning(
+                "rail port %s (%s) is down; traffic uses the rail once the port is up",
+                port.device,
+                port.address,
+            )
+    units = {port.unit.name for port in choice.ports}
+    for text in shared_fate(choice.ports):
+        logger.log(logging.WARNING if len(units) == 1 else logging.INFO, "%s", text)
+
+
+def describe(port: Port) -> str:
+    """Returns device, address, speed and role of a port."""
+    facts = [port.address if port.address != UNSPECIFIED else "no address so far"]
+    facts += [each.address for each in port.others]
+    if port.mbit_s:
+        facts.append(f"{port.mbit_s / 1000:g} Gbit/s")
+    if port.shares_control:
+        facts.append("also control traffic")
+    if port.reserve:
+        facts.append(f"reserve: {port.reserve}")
+    return f"{port.device or 'any port'} ({', '.join(facts)})"
+
+
+def faster(left: LeftOut) -> str:
+    """Returns the warning about an interface left out although it is faster than a rail."""
+    return (
+        f"{left.device}{_speed(left.mbit_s)} is no rail, although it is faster than a port in use: "
+        f"{left.why}"
+    )
+
+
+def shared_fate(ports: Sequence[Port]) -> list[str]:
+    """Returns a sentence for each unit with several rails, and for cards with several units."""
+    sentences = []
+    by_unit: dict[str, list[Port]] = {}
+    by_card: dict[str, set[str]] = {}
+    for port in ports:
+        if port.unit.name:
+            by_unit.setdefault(port.unit.name, []).append(port)
+        if port.unit.card:
+            by_card.setdefault(port.unit.card, set()).add(port.device)
+    for members in by_unit.values():
+        if len(members) > 1:
+            unit = members[0].unit
+            why = unit.why or f"the physical port {unit.name}"
+            names = " and ".join(port.device for port in members)
+            sentences.append(f"{names} share {why}: one unit of redundancy")
+    for card, devices in by_card.items():
+        if len(devices) > 1:
+            names = " and ".join(sorted(devices, key=natural))
+            sentences.append(f"{names} have cables of their own, but share one card ({card})")
+    return sentences
+
+
+def _speed(mbit_s: int) -> str:
+    return f", {mbit_s / 1000:g} Gbit/s" if mbit_s else ""

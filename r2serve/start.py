@@ -1,0 +1,170 @@
+"""Start of a communicator: ranks exchange their ports, pair the ports, and connect the links.
+
+Each step that fails on a rank fails on all ranks at once, with the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from r2serve import rendezvous
+from r2serve.config import Config
+from r2serve.errors import ConfigError, R2cclError, StartupTimeoutError
+from r2serve.option import show
+from r2serve.ports.host_address import owner_of
+from r2serve.ports.identity import number_nodes
+from r2serve.ports.info import ProcessInfo
+from r2serve.ports.wires import Wire, questions
+from r2serve.process import Process, acquire, release
+
+if TYPE_CHECKING:
+    from r2serve.rendezvous import Exchange
+
+_LOG = logging.getLogger("r2serve.r2ccl")
+
+
+COMMON_OPTIONS = (
+    "slot_bytes",
+    "slots",
+    "chunk_bytes",
+    "spare_slots",
+    "algorithm",
+    "resilience",
+    "checksum",
+    "fallback",
+    "consensus",
+    "consensus_result",
+)
+"""Options with the same value on every rank. The core compares them again with each handshake."""
+
+
+def common_options(config: Config) -> dict[str, str]:
+    """Returns the options that all ranks must share, as text."""
+    shown = {name: show(getattr(config, name)) for name in COMMON_OPTIONS}
+    if config.consensus == "auto":  # outside of an engine
+        shown["consensus"] = "off"
+    return shown
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The result of a start."""
+
+    process: Process
+    numbers: list[int]
+    """Number of each rank's engine."""
+    nodes: list[int]
+    """Node of each rank, in order of first appearance."""
+    start: str
+    """Text equal on all ranks and different in each start."""
+
+
+def join(
+    exchange: Exchange,
+    rank: int,
+    config: Config | None,
+    control: Callable[[], str | None],
+    share_engine: bool = True,
+) -> Joined:
+    """Connects this rank with all other ranks; collective.
+
+    Args:
+        config: None: from the environment.
+        control: returns the address of this node for control traffic; may raise ConfigError.
+        share_engine: see ``Communicator.standalone``.
+
+    Returns:
+        The engine, to be released by the caller, and facts about all ranks.
+
+    Raises:
+        ConfigError: an option or address is wrong, here or on another rank, or ranks on different
+            nodes have no rails.
+        StartupTimeoutError: on some rank no rail to a peer came up in time.
+    """
+    failure: Exception | None = None
+    process: Process | None = None
+    own: dict[str, Any] = {"host": socket.gethostname()}
+    try:
+        config = config or Config.from_env()
+        process = acquire(config, rank, control(), share_engine)
+        own = {**process.info.to_wire(), "options": common_options(config)}
+    except Exception as error:  # noqa: BLE001  told to all ranks, and raised by introduce()
+        failure = error
+        _LOG.error("rank %d cannot start: %s", rank, error)
+    try:
+        wires = rendezvous.introduce(exchange, own, rank, failure, _explained)
+        assert process is not None
+        infos = [ProcessInfo.from_wire(wire) for wire in wires]
+        nodes = number_nodes([info.node for info in infos])
+        rendezvous.agree(exchange, rank, _add_peers(exchange, process, infos, rank, nodes))
+        numbers = [info.process for info in infos]
+        _connect(exchange, process, [each for each in numbers if each != process.info.process])
+    except BaseException:
+        if process is not None:
+            release(process)
+        raise
+    return Joined(process, numbers, nodes, rendezvous.start_of(wires))
+
+
+def _explained(failure: Exception, infos: Sequence[Mapping[str, Any]]) -> str:
+    """Names the rank with the address of a failure, if another rank has it."""
+    known = [
+        ProcessInfo.from_wire(dict(info))
+        if "failed" not in info and rendezvous.is_of_this_release(info)
+        else None
+        for info in infos
+    ]
+    return owner_of(failure, known)
+
+
+def _add_peers(
+    exchange: Exchange,
+    process: Process,
+    infos: Sequence[ProcessInfo],
+    rank: int,
+    nodes: Sequence[int],
+) -> Exception | None:
+    """Makes the links to all other ranks; returns the error, for all ranks."""
+    asked = questions(infos)
+    wires: frozenset[Wire] = frozenset()
+    if asked:  # on every rank or on none
+        own: list[Wire] = []
+        failure: OSError | None = None
+        try:
+            own = process.find_wires([each for each in asked if each.asking == rank])
+        except OSError as error:  # no socket for a probe
+            failure = error
+        answers = exchange({"wires": own})
+        if failure is not None:
+            return failure
+        wires = frozenset((one, other) for answer in answers for one, other in answer["wires"])
+    try:
+        for other, info in enumerate(infos):
+            if other != rank:
+                process.add_peer(info, f"rank {other}", nodes[rank], wires)
+        process.tell_unpaired(infos, wires)
+    except (R2cclError, ConfigError) as error:
+        return error
+    return None
+
+
+def _connect(exchange: Exchange, process: Process, peers: list[int]) -> None:
+    """Connects the links to all peers; returns when all ranks have connected.
+
+    The final exchange keeps a fast rank from closing its links before a slow rank sees rails up.
+    """
+    failure = None
+    try:
+        process.engine.connect(peers, process.config.connect_timeout_s)
+    except R2cclError as error:
+        failure = error
+    outcomes = exchange({"failed": None if failure is None else str(failure)})
+    if failure is not None:
+        raise failure
+    for rank, outcome in enumerate(outcomes):
+        if outcome["failed"] is not None:
+            raise StartupTimeoutError(f"rank {rank} did not connect: {outcome['failed']}")

@@ -1,0 +1,164 @@
+"""A rank that cannot start tells the other ranks why, and no rank waits for a timeout."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from pairs import WAIT_S
+
+from r2serve import rendezvous, start
+from r2serve.config import Config
+from r2serve.errors import ConfigError, StartupTimeoutError
+from r2serve.ports.host_address import HostAddressError, own_address
+from r2serve.ports.info import PortInfo
+from r2serve.ports.interfaces import list_interfaces
+from r2serve.ports.wires import Question, Wire
+from r2serve.process import release
+from r2serve.rendezvous import Exchange
+
+Control = Callable[[], str | None]
+
+
+def exchanges(ranks: int) -> list[Exchange]:
+    """Returns an exchange for each rank, over memory."""
+    rounds: list[dict[int, Any]] = [{} for _ in range(16)]
+    barrier = threading.Barrier(ranks, timeout=WAIT_S)
+
+    def of(rank: int) -> Exchange:
+        done = iter(range(len(rounds)))
+
+        def exchange(own: dict[str, Any]) -> list[dict[str, Any]]:
+            number = next(done)
+            rounds[number][rank] = own
+            barrier.wait()
+            values = [rounds[number][each] for each in range(ranks)]
+            barrier.wait()
+            return values
+
+        return exchange
+
+    return [of(rank) for rank in range(ranks)]
+
+
+def join(*ranks: tuple[Config, Control]) -> list[Exception | None]:
+    """Joins ranks of this process; returns the error of each rank."""
+    made = exchanges(len(ranks))
+
+    def one(rank: int) -> Exception | None:
+        config, control = ranks[rank]
+        try:
+            joined = start.join(made[rank], rank, config, control, share_engine=False)
+        except (ConfigError, StartupTimeoutError) as error:
+            return error
+        release(joined.process)
+        return None
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(one, range(len(ranks))))
+
+
+def config(rank: int, **options: Any) -> Config:
+    return Config(rails="127.0.0.1", node=f"n{rank}", **options)
+
+
+def nothing() -> None:
+    return None
+
+
+def test_ranks_without_a_problem_start() -> None:
+    assert join((config(0), nothing), (config(1), nothing)) == [None, None]
+
+
+def test_a_wrong_host_address_fails_all_ranks_and_names_variable_value_and_addresses() -> None:
+    def wrong() -> str:
+        return own_address("VLLM_HOST_IP", "192.0.2.99", list_interfaces())
+
+    here, there = join((config(0), wrong), (config(1), nothing))
+    assert isinstance(here, HostAddressError)
+    text = "VLLM_HOST_IP is '192.0.2.99': must be an address of this node"
+    assert str(here).startswith(text)
+    assert "lo=127.0.0.1" in str(here)
+    told = f"rank 0 (host {socket.gethostname()}) cannot start: {text}"
+    assert isinstance(there, ConfigError)
+    assert str(there).startswith(told)
+
+
+def test_an_address_of_another_rank_is_named_as_such() -> None:
+    """Rank 0 has the address that rank 1 listens on."""
+
+    def of_the_other() -> str:
+        raise HostAddressError("VLLM_HOST_IP is '127.0.0.1': …", ["127.0.0.1"])
+
+    here, _ = join((config(0), of_the_other), (config(1), nothing))
+    host = socket.gethostname()
+    assert str(here).endswith(f"; 127.0.0.1 is an address of rank 1 (host {host})")
+
+
+def test_an_error_without_words_fails_all_ranks() -> None:
+    def broken() -> str:
+        raise RuntimeError
+
+    made = exchanges(2)
+    with ThreadPoolExecutor(2) as pool:
+        here = pool.submit(start.join, made[0], 0, config(0), broken, share_engine=False)
+        there = pool.submit(start.join, made[1], 1, config(1), nothing, share_engine=False)
+        with pytest.raises(RuntimeError):
+            here.result()
+        with pytest.raises(ConfigError, match=r"cannot start: RuntimeError\(\)"):
+            there.result()
+
+
+def test_a_probe_without_a_socket_fails_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_socket(self: start.Process, questions: list[Question]) -> list[Wire]:
+        if questions:
+            raise OSError(24, "Too many open files")
+        return []
+
+    asked = PortInfo("", "127.0.0.1", 0)
+    monkeypatch.setattr(start, "questions", lambda _: [Question(1, 0, asked, asked)])
+    monkeypatch.setattr(start.Process, "find_wires", no_socket)
+    made = exchanges(2)
+    with ThreadPoolExecutor(2) as pool:
+        here = pool.submit(start.join, made[0], 0, config(0), nothing, share_engine=False)
+        there = pool.submit(start.join, made[1], 1, config(1), nothing, share_engine=False)
+        with pytest.raises(OSError, match="Too many open files"):
+            there.result()
+        with pytest.raises(ConfigError, match=r"rank 1 cannot start: .*Too many open files"):
+            here.result()
+
+
+def test_ports_that_reach_no_port_fail_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise ConfigError("R2CCL_RAILS: no port of a reaches a port of b")
+
+    monkeypatch.setattr(start.Process, "add_peer", refused)
+    for error in join((config(0), nothing), (config(1), nothing)):
+        assert "no port of a reaches a port of b" in str(error)
+
+
+def test_options_that_differ_are_named_with_both_values() -> None:
+    here, there = join((config(0), nothing), (config(1, checksum=True, slots=16), nothing))
+    for error, own, other in (
+        (here, ("off", "8"), ("on", "16")),
+        (there, ("on", "16"), ("off", "8")),
+    ):
+        assert isinstance(error, ConfigError)
+        assert f"checksum (R2CCL_CHECKSUM) is '{own[0]}' here and '{other[0]}' there" in str(error)
+        assert f"slots (R2CCL_SLOTS) is '{own[1]}' here and '{other[1]}' there" in str(error)
+        assert "chunk_bytes" not in str(error)
+
+
+def test_a_consensus_left_to_the_engine_equals_no_consensus() -> None:
+    infos = [
+        {"options": start.common_options(Config())},
+        {"options": start.common_options(Config(consensus="off"))},
+    ]
+    rendezvous.check_options(infos, 0)
+    infos[1] = {"options": start.common_options(Config(consensus="site"))}
+    with pytest.raises(ConfigError, match=r"R2CCL_CONSENSUS\) is 'off' here and 'site' there"):
+        rendezvous.check_options(infos, 0)

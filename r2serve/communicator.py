@@ -10,28 +10,28 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from r2serve import _core, rendezvous, tensors
+from r2serve import _core, rendezvous, start, tensors
 from r2serve.collectives import Collectives
 from r2serve.config import Config
-from r2serve.errors import InvalidArgumentError, R2cclError, StartupTimeoutError
+from r2serve.errors import InvalidArgumentError
 from r2serve.faults import canonical
 from r2serve.observe import journal
+from r2serve.ports.host_address import control_address
 from r2serve.ports.identity import (
-    address_towards_master,
     communicator_id,
     local_address_towards,
     number_nodes,
     part_id,
 )
-from r2serve.ports.pairing import ProcessInfo
-from r2serve.process import LINGER_S, Process, RailInfo, acquire, release, retain
+from r2serve.process import LINGER_S, Process, RailInfo, release, retain
+from r2serve.store_meeting import StoreMeeting
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
@@ -42,33 +42,22 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("r2serve.r2ccl")
 
 
-def _connect(exchange: Exchange, process: Process, peers: list[int]) -> None:
-    """Connects the links to all peers; returns when all ranks have connected.
-
-    The final exchange keeps a fast rank from closing its links before a slow rank sees rails up.
-    """
-    failure = None
-    try:
-        process.engine.connect(peers, process.config.connect_timeout_s)
-    except R2cclError as error:
-        failure = error
-    outcomes = exchange({"failed": None if failure is None else str(failure)})
-    if failure is not None:
-        raise failure
-    for rank, outcome in enumerate(outcomes):
-        if outcome["failed"] is not None:
-            raise StartupTimeoutError(f"rank {rank} did not connect: {outcome['failed']}")
-
-
-def _check_step(number: int) -> None:
+def check_step(number: int) -> None:
+    """Raises InvalidArgumentError unless ``number`` fits the wire's field for steps."""
     if not 0 < number < 2**32:
         raise InvalidArgumentError(f"number: is {number}; must be from 1 to {2**32 - 1}")
+
+
+class Stepping(Protocol):
+    """A communicator with an open step."""
+
+    def end_step(self) -> None: ...
 
 
 class Step:
     """An open step of a communicator; the end of a ``with`` block ends the step."""
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Stepping) -> None:
         self._communicator = communicator
 
     def __enter__(self) -> None:
@@ -136,17 +125,24 @@ class Communicator(Collectives):
             group: a group able to exchange Python objects (any CPU group); used only by this call.
             name: label for logs; the same on all ranks.
             config: default: from the environment.
-            management_address: numeric address of this node on the management NIC, which is a rail
-                only under ``fallback``. Default: the address on the route to ``MASTER_ADDR``.
+            management_address: address of this node for control traffic, or a host name. Default:
+                ``VLLM_HOST_IP``, ``SGLANG_HOST_IP``, or the address on the route to
+                ``MASTER_ADDR``.
 
         Raises:
-            ConfigError: an option is wrong, or ranks on different nodes have no rails.
+            ConfigError: an option or address is wrong, here or on another rank, or ranks on
+                different nodes have no rails.
             StartupTimeoutError: on some rank no rail to a peer came up within
                 ``connect_timeout_s``.
         """
         rank = torch.distributed.get_rank(group)
-        management = management_address or address_towards_master()
-        return cls._make(rendezvous.over_group(group), name, rank, config, management)
+        return cls._make(
+            rendezvous.over_group(group),
+            name,
+            rank,
+            config,
+            lambda: control_address(management_address),
+        )
 
     @classmethod
     def from_store(
@@ -170,12 +166,14 @@ class Communicator(Collectives):
         Raises:
             ConfigError, StartupTimeoutError: see :meth:`from_group`.
         """
-        exchange = rendezvous.over_store(store, name, rank, world_size)
+        exchange = StoreMeeting(store, name, rank, world_size)
         host = rendezvous.host_of(store)
-        management = management_address or address_towards_master()
-        if management is None and host:
-            management = local_address_towards(host)
-        return cls._make(exchange, name, rank, config, management)
+
+        def control() -> str | None:
+            found = control_address(management_address)
+            return local_address_towards(host) if found is None and host else found
+
+        return cls._make(exchange, name, rank, config, control)
 
     @classmethod
     def standalone(
@@ -212,14 +210,13 @@ class Communicator(Collectives):
             timeout=timedelta(seconds=timeout_s),
             wait_for_workers=False,
         )
-
-        exchange = rendezvous.over_store(store, name, rank, world_size)
+        exchange = StoreMeeting(store, name, rank, world_size)
         try:
             made = cls._make(
-                exchange, name, rank, config, local_address_towards(host), share_engine
+                exchange, name, rank, config, lambda: local_address_towards(host), share_engine
             )
         finally:
-            rendezvous.outlive(store, name, rank, world_size, LINGER_S)
+            exchange.outlive(LINGER_S)
         return made
 
     @classmethod
@@ -229,25 +226,14 @@ class Communicator(Collectives):
         name: str,
         rank: int,
         config: Config | None,
-        management_address: str | None,
+        control: Callable[[], str | None],
         share_engine: bool = True,
     ) -> Communicator:
-        config = config or Config.from_env()
-        process = acquire(config, rank, management_address, share_engine)
+        joined = start.join(exchange, rank, config, control, share_engine)
+        process = joined.process
         try:
-            wires = exchange(rendezvous.with_release(process.info.to_wire()))
-            rendezvous.check_releases(wires, rank)
-            infos = [ProcessInfo.from_wire(wire) for wire in wires]
-            nodes = number_nodes([info.node for info in infos])
-            for other, info in enumerate(infos):
-                if other != rank:
-                    process.add_peer(info, f"rank {other}", nodes[rank])
-            exchange({})  # a barrier: all ranks know all peers before the first connection
-            own = process.info.process
-            members = [info.process for info in infos]
-            _connect(exchange, process, [number for number in members if number != own])
-            number = communicator_id(own, name, members)
-            return cls(process, number, name, rank, members, nodes)
+            number = communicator_id(name, joined.numbers, joined.start)
+            return cls(process, number, name, rank, joined.numbers, joined.nodes)
         except BaseException:
             release(process)
             raise
@@ -347,7 +333,7 @@ class Communicator(Collectives):
             OrderMismatchError: the ranks' programs have parted; the text has the position of every
                 rank. Sticky, like the errors of a collective.
         """
-        _check_step(number)
+        check_step(number)
         self._core.begin_step(number, about, True)
         return Step(self)
 
@@ -357,7 +343,7 @@ class Communicator(Collectives):
         For stages of a pipeline, which are at different steps and must not wait for each other.
         Messages carry the step and are compared on arrival. Arguments and errors: :meth:`step`.
         """
-        _check_step(number)
+        check_step(number)
         self._core.begin_step(number, about, False)
 
     def post_position(self) -> None:

@@ -15,12 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from r2serve.errors import ConfigError
-from r2serve.option import PREFIX, Option, Value, checked, complaint, core, option, parsed, show
-
-MAX_CHUNKS_PER_SLOT = 64  # the receiver marks a slot's chunks in one 64-bit word
-# A unix socket path has at most 107 bytes; "/r2ccl-4194304-ffffffff.drills" takes 30 bytes.
-LONGEST_DRILL_FOLDER = 77
+from r2serve.config_checks import MAX_CHUNKS_PER_SLOT, check_across_fields
+from r2serve.option import PREFIX, Option, Value, checked, core, option, parsed
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,9 +32,9 @@ class Config:
     # Ports and nodes.
     rails: str = option(
         "auto",
-        "Network ports that carry collectives. `auto`: every NIC that is up and has an address, "
-        "except the management NIC. Otherwise a comma-separated list in rail order: devices, "
-        "addresses or RDMA ports (`mlx5_0:1`)",
+        "Network ports that carry collectives. `auto`: every usable port, the fastest first (see "
+        "rails.md). Otherwise a comma-separated list in rail order: devices, addresses, "
+        "`device=address` or RDMA ports (`mlx5_0:1`)",
     )
     node: str = option(
         "",
@@ -48,9 +44,30 @@ class Config:
     )
     management: str = option(
         "",
-        "Device or address of the management NIC for the engine's control traffic; a rail only "
-        "under `fallback`. Empty: the NIC with the route to the engine's store; this NIC is a rail "
-        "if no other NIC is usable",
+        "Device or address of a NIC kept free of rails, for the engine's control traffic; carries "
+        "collectives only under `fallback`. Empty: the NIC with control traffic is a rail, too",
+    )
+    ports: str = core(
+        "",
+        "TCP ports of all listeners, for hosts with a packet filter: `40000-40050`. Each process "
+        "takes the lowest free port at each of its addresses, so the range needs as many ports as "
+        "processes on the host; `r2serve doctor` counts the ports and prints the rule of the "
+        "packet filter. Empty: any free port",
+        window=True,
+    )
+
+    # Control traffic.
+    control_master: str = option(
+        "",
+        "Addresses of node 0 at which the relays of a job meet, between commas. Followers try "
+        "every address, so that the start needs no particular NIC. Empty: the engine's master "
+        "address",
+    )
+    secret_file: str = option(
+        "",
+        "File with a key of at least 32 bytes, the same on every node, for networks that are not "
+        "trusted: authenticates the meeting of the relays, and enters the keys of all rails. "
+        "Empty: keys are as secret as the engine's store",
     )
 
     # RDMA.
@@ -63,7 +80,6 @@ class Config:
     gid_index: int = core(
         -1,
         "GID index of RoCE rails. -1: the GID of the rail's address, RoCE v2 before RoCE v1",
-        unit="",
         low=-1,
         high=255,
     )
@@ -71,14 +87,12 @@ class Config:
         14,
         "Time an RDMA device waits for an acknowledgement before a retransmission (`timeout` of "
         "the queue pair): 4.096 us times 2^value (14: 67 ms). Rail failure detection is faster",
-        unit="",
         low=1,
         high=31,
     )
     verbs_retry_count: int = core(
         6,
         "Transport retries before the queue pair fails (`retry_cnt`). With the defaults: 0.5 s",
-        unit="",
         low=0,
         high=7,
     )
@@ -87,7 +101,6 @@ class Config:
         "Delay after a receiver-not-ready answer, as a code of InfiniBand's table "
         "(`min_rnr_timer`; 12: 0.64 ms). Receiver-not-ready is not expected, because r2ccl posts "
         "receives before it gives credit",
-        unit="",
         low=0,
         high=31,
     )
@@ -95,28 +108,24 @@ class Config:
         7,
         "Receiver-not-ready retries (`rnr_retry`). 7: unlimited, so that a stopped peer process "
         "does not take the rail down",
-        unit="",
         low=0,
         high=7,
     )
     traffic_class: int = core(
         0,
         "Traffic class of RoCE rails: the byte with DSCP and ECN",
-        unit="",
         low=0,
         high=255,
     )
     service_level: int = core(
         0,
         "Service level of RDMA rails: the priority for flow control",
-        unit="",
         low=0,
         high=15,
     )
     pkey_index: int = core(
         0,
         "Index of the InfiniBand partition key of RDMA rails",
-        unit="",
         low=0,
         high=65535,
     )
@@ -245,7 +254,6 @@ class Config:
         8.0,
         "Acknowledgement deadline as a multiple of the rail's smoothed acknowledgement time. The "
         "longer of this deadline and `ack_deadline_floor_ms` applies",
-        unit="",
         low=1.0,
         high=1000.0,
     )
@@ -367,8 +375,22 @@ class Config:
     # Observation.
     journal_dir: str = core(
         "",
-        "Existing folder for the journal of each process, `r2ccl-<pid>-<engine>.journal`. Empty: "
+        "Existing folder for the journal of each process, `r2ccl-<pid>-<engine>.journal`. A folder "
+        "that cannot be written costs a warning, and the process runs without a journal. Empty: "
         "the journal is in memory only",
+    )
+    journal_limit_bytes: int = option(
+        32 << 20,
+        "Limit of all files of r2serve in `journal_dir` together: journals, request logs and the "
+        "sidecar's log, of live and of ended processes. At most a quarter of the file system",
+        unit="bytes",
+        low=1 << 20,
+        high=2**40,
+    )
+    serving_engine: str = option(
+        "",
+        "Name of the serving engine (vLLM), for sidecars of hosts with several engines. Empty: the "
+        "process id of the engine's first process",
     )
     fault_file: str = core(
         "",
@@ -391,7 +413,7 @@ class Config:
         for known in options():
             value = checked(known, getattr(self, known.name))
             object.__setattr__(self, known.name, value)
-        self._check_across_fields()
+        check_across_fields(self)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Value) -> Config:
@@ -422,48 +444,6 @@ class Config:
         """Returns the fields for the core."""
         return {each.name: value for each, value in self.describe() if each.core}
 
-    def _check_across_fields(self) -> None:
-        if self.slot_bytes % self.chunk_bytes:
-            raise _wrong("slot_bytes", self, f"a multiple of chunk_bytes ({self.chunk_bytes})")
-        if self.slot_bytes // self.chunk_bytes > MAX_CHUNKS_PER_SLOT:
-            limit = MAX_CHUNKS_PER_SLOT * self.chunk_bytes
-            raise _wrong("slot_bytes", self, f"at most {limit} for chunk_bytes {self.chunk_bytes}")
-        for small, large in (
-            ("small_message_bytes", "chunk_bytes"),
-            ("ack_deadline_floor_ms", "dead_deadline_ms"),
-            ("rejoin_backoff_min_ms", "rejoin_backoff_max_ms"),
-        ):
-            if getattr(self, small) > getattr(self, large):
-                raise _wrong(small, self, f"at most {large} ({show(getattr(self, large))})")
-        self._check_texts()
-
-    def _check_texts(self) -> None:
-        if self.rails != "auto":
-            names = self.rails.split(",")
-            if any(not name or name != name.strip() or " " in name for name in names):
-                raise _wrong("rails", self, "auto, or devices or addresses between commas")
-            if len(set(names)) != len(names):
-                raise _wrong("rails", self, "a list without duplicates")
-        library = self.cuda_library
-        named = bool(library) and all(c.isprintable() and not c.isspace() for c in library)
-        if not (os.path.isfile(library) if os.sep in library else named):
-            raise _wrong("cuda_library", self, "an existing file or a name that the loader finds")
-        for name in ("node", "management"):
-            text = getattr(self, name)
-            if any(not letter.isprintable() or letter.isspace() for letter in text):
-                raise _wrong(name, self, "a single word without spaces")
-        folder = self.journal_dir
-        # isdir() comes first because access() raises on texts with a NUL byte.
-        if folder and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
-            raise _wrong("journal_dir", self, "empty or an existing, writable folder")
-        if self.drills and not folder:
-            raise _wrong("drills", self, "off, or journal_dir must be set")
-        if self.drills and len(os.fsencode(folder)) > LONGEST_DRILL_FOLDER:
-            right = f"a path of at most {LONGEST_DRILL_FOLDER} bytes while drills is on"
-            raise _wrong("journal_dir", self, right)
-        if self.fault_file and not os.path.isdir(os.path.dirname(self.fault_file) or "."):
-            raise _wrong("fault_file", self, "empty, or a file in an existing folder")
-
 
 def options() -> tuple[Option, ...]:
     """Returns the table, in the order of the fields."""
@@ -474,7 +454,3 @@ _OPTIONS = tuple(
     dataclasses.replace(field.metadata["option"], name=field.name)
     for field in dataclasses.fields(Config)
 )
-
-
-def _wrong(name: str, config: Config, right: str) -> ConfigError:
-    return ConfigError(complaint(name, getattr(config, name), right))

@@ -29,6 +29,8 @@ class Option:
     high: float | None = None
     choices: tuple[str, ...] = ()
     power_of_two: bool = False
+    window: bool = False
+    """True: the text is a port or a range of ports."""
     core: bool = False
     """True: the core uses the field, so ``config.hpp`` repeats the field."""
 
@@ -43,6 +45,8 @@ class Option:
             return "on or off"
         if self.choices:
             return ", ".join(self.choices[:-1]) + f" or {self.choices[-1]}"
+        if self.window:
+            return "empty, a port, or a range of ports as in 40000-40050"
         if self.low is None or self.high is None:
             return "text"
         noun = "a power of two" if self.power_of_two else _NOUN[self.kind]
@@ -111,5 +115,17 @@ def checked(option: Option, value: object) -> Value:
         raise error
     if option.choices and value not in option.choices:
         raise error
+    if option.window and value and port_window(str(value)) is None:
+        raise error
     assert isinstance(value, bool | int | float | str)
     return value
+
+
+def port_window(text: str) -> tuple[int, int] | None:
+    """Returns the first and last port of the option ``ports``; None: no port or range of ports."""
+    first, dash, last = text.partition("-")
+    ends = [first, last if dash else first]
+    if not all(end.isascii() and end.isdecimal() and 1 <= int(end) <= 65535 for end in ends):
+        return None
+    low, high = int(ends[0]), int(ends[1])
+    return (low, high) if low <= high else None

@@ -10,24 +10,31 @@ import select
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from r2serve import _core
 from r2serve.config import Config
 from r2serve.drills.service import DrillService
-from r2serve.errors import ConfigError, InvalidArgumentError
+from r2serve.errors import ConfigError, InternalError, InvalidArgumentError, R2cclError
 from r2serve.observe import files
+from r2serve.observe.unobserved import Note, Unobserved
+from r2serve.ports import same_network
 from r2serve.ports.choice import Port, select_ports
 from r2serve.ports.identity import node_identity
-from r2serve.ports.pairing import PortInfo, ProcessInfo, pair_secret, rails_between
+from r2serve.ports.info import PortInfo, ProcessInfo, pair_secret, read_key
+from r2serve.ports.pairing import lonely_ports, rails_between
 from r2serve.ports.rdma import Carrier, carrier_of, list_ports
+from r2serve.ports.telling import tell
+from r2serve.ports.wires import Question, Wire, ask
 
 LINGER_S = 5.0
 """Seconds a close waits for delivery, at most."""
 KEPT_JOURNALS = 64
 """Journals of ended workers kept in the folder when a new worker starts."""
+JOURNAL_BYTES = 1 << 20
+"""Room for a journal; the file is slightly smaller."""
 
 _LOG = logging.getLogger("r2serve.r2ccl")
 _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
@@ -49,6 +56,15 @@ class RailInfo:
     """Location of the fault behind the rail's last failure: local NIC, remote NIC, path, transient;
     none: not yet known, or no fault of the network."""
     slow: bool
+    been_up: bool
+    """False and not UP: the rail has never been up. True and not UP: the rail is lost."""
+    never_up: str
+    """Reason why the rail has never been up: ``refused``, ``no_route``, ``own_address``,
+    ``no_answer``, ``rejected``, ``probe_unanswered`` or ``no_connection``; empty: none is known."""
+    reserve: bool
+    """The rail carries data only while no other rail is up."""
+    unit: str
+    """Name of the port or cable that the rail shares with other rails; empty: independent."""
     epoch: int
     device: str
     """Network interface, or RDMA device and port; empty: unknown."""
@@ -98,6 +114,18 @@ class Origin:
             raise InvalidArgumentError(made_before_fork(what))
 
 
+def _room_for_journal(config: Config) -> str:
+    """Deletes old files of the journal's folder; returns why a journal has no room, or empty."""
+    folder = config.journal_dir
+    if not folder:
+        return ""
+    try:
+        files.prune(folder, KEPT_JOURNALS)
+        return files.room_for(folder, JOURNAL_BYTES, config.journal_limit_bytes)
+    except OSError:
+        return ""  # the engine names the reason when it opens the journal
+
+
 def made_before_fork(what: str) -> str:
     """Returns the text of the error for a use of the parent's object in a forked child."""
     return (
@@ -116,15 +144,20 @@ class Process:
     engine: _core.Engine = field(init=False)
     info: ProcessInfo = field(init=False)
     log: threading.Thread = field(init=False)
+    key: bytes = field(init=False, repr=False)
+    """Pre-shared key of the job; empty: none."""
 
     def __post_init__(self) -> None:
         config = self.config
+        self.key = read_key(config.secret_file)
         number = secrets.randbelow(2**32 - 1) + 1
-        if config.journal_dir:
-            files.prune(config.journal_dir, KEPT_JOURNALS)
-        self.engine = _core.Engine(config.core_fields(), number)
-        self.engine.set_label(f"rank {self.rank_hint}")
-        self.drills: DrillService | None = None
+        fields = config.core_fields()
+        if no_room := _room_for_journal(config):
+            fields["journal_dir"] = ""
+        self.engine = _core.Engine(fields, number)
+        label = f"rank {self.rank_hint}"
+        self.engine.set_serving_engine(config.serving_engine)  # readers expect it with the label
+        self.engine.set_label(label)
         unix_name = f"r2ccl-{number}-{secrets.token_hex(8)}"
         self.engine.listen("shm", "", unix_name)
         self.info = ProcessInfo(
@@ -136,38 +169,85 @@ class Process:
             control=self._listen_for_control(),
             unix_name=unix_name,
         )
-        if config.drills:
+        # From here on nothing raises, so that threads and sockets have an owner.
+        self.unobserved: Unobserved | None = None
+        if why := no_room or self.engine.no_journal:
+            self.unobserved = self._without_journal(label, why)
+        self.drills: DrillService | None = None
+        if config.drills and not self.engine.journal_path:
+            _LOG.info("drills are disabled without a journal")
+        elif config.drills:
             path = Path(self.engine.journal_path).with_suffix(".drills")
-            self.drills = DrillService(self.engine, path)
+            try:
+                self.drills = DrillService(self.engine, path)
+            except (OSError, RuntimeError) as error:  # RuntimeError: no thread
+                _LOG.warning("drills are disabled: %s: %s", path, error)
+
+    def _without_journal(self, label: str, why: str) -> Unobserved | None:
+        """Tells sidecars of this folder that this process has no journal."""
+        if not self.engine.no_journal:  # else the engine has logged the reason
+            _LOG.warning(
+                "no journal: %s: this process serves without a journal, and r2serve's commands and "
+                "sidecar do not see its rails",
+                why,
+            )
+        note = Note(os.getpid(), label, self.config.serving_engine, why)
+        try:
+            return Unobserved(self.config.journal_dir, note)
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread
+            _LOG.debug("sidecars are not told of the missing journal: %s", error)
+            return None
 
     def _listen_on_ports(self) -> tuple[PortInfo, ...]:
-        ports = select_ports(
+        choice = select_ports(
             self.config.rails, self.config.management, self.management_address, list_ports()
         )
-        self._rail_addresses = {port.address for port in ports}
+        tell(choice)
+        networks = [(port.device, each.network) for port in choice.ports for each in port.addresses]
+        for text in same_network.problems(networks):
+            _LOG.warning("%s", text)
+        self._rail_addresses = {each.address for port in choice.ports for each in port.addresses}
+        self._wires: set[Wire] = set()
+        self._asked: set[Wire] = set()
         infos = []
-        for port in ports:
-            info = PortInfo.of(port, self._carrier_of(port))
-            number = self.engine.listen("tcp", info.device, info.address)
-            infos.append(replace(info, port=number))
+        for port in choice.ports:
+            info = PortInfo.of(port, carriers := self._carriers_of(port))
+            numbers = [self.engine.listen("tcp", info.device, info.address)]
+            infos.append(PortInfo.of(port, carriers, numbers + self._listen_further(port)))
         return tuple(infos)
 
-    def _carrier_of(self, port: Port) -> Carrier:
-        """Chooses the transport of this port's rails: verbs or TCP.
+    def _listen_further(self, port: Port) -> list[int | None]:
+        """Listens on the further addresses of a port; None: an address allows no listener."""
+        numbers: list[int | None] = []
+        for each in port.others:
+            try:
+                numbers.append(self.engine.listen("tcp", port.device, each.address))
+            except R2cclError as error:  # an IPv6 address without duplicate detection so far
+                _LOG.debug("no rail to %s of %s: %s", each.address, port.device, error)
+                numbers.append(None)
+        return numbers
+
+    def _carriers_of(self, port: Port) -> list[Carrier]:
+        """Chooses the transport of this port's rails for each address: verbs or TCP.
 
         Raises:
             ConfigError: ``rdma`` is ``require`` and the port cannot use verbs.
         """
-        carrier = carrier_of(port.rdma, port.address, self.config, self.engine.open_verbs)
+        carriers = [
+            carrier_of(port.rdma, each.address, self.config, self.engine.open_verbs)
+            for each in port.addresses
+        ]
         where = f"{port.name} ({port.device or port.address})"
-        if carrier.why_tcp and self.config.rdma == "require":
+        if not all(carrier.why_tcp for carrier in carriers):
+            return carriers
+        why = carriers[0].why_tcp
+        if self.config.rdma == "require":
             raise ConfigError(
-                f"rdma (R2CCL_RDMA) is 'require', but rails of {where} would use TCP: "
-                f"{carrier.why_tcp}"
+                f"rdma (R2CCL_RDMA) is 'require', but rails of {where} would use TCP: {why}"
             )
-        if carrier.why_tcp and self.config.rdma == "auto" and port.rdma is not None:
-            _LOG.warning("rails of %s use TCP instead of verbs: %s", where, carrier.why_tcp)
-        return carrier
+        if self.config.rdma == "auto" and port.rdma is not None:
+            _LOG.warning("rails of %s use TCP instead of verbs: %s", where, why)
+        return carriers
 
     def _listen_for_control(self) -> PortInfo | None:
         """Listens on the management NIC: for control frames, and for data without other rails."""
@@ -176,8 +256,25 @@ class Process:
             return None
         return PortInfo("", address, self.engine.listen("control", "", address))
 
-    def add_peer(self, peer: ProcessInfo, label: str, own_node: int) -> None:
+    def find_wires(self, questions: Sequence[Question]) -> list[Wire]:
+        """Probes the wires between ports that addresses do not tell apart, each wire once."""
+        new = [each for each in questions if each.wire not in self._asked]
+        self._wires.update(ask(new))
+        self._asked.update(each.wire for each in new)
+        return sorted(self._wires)
+
+    def tell_unpaired(self, peers: Sequence[ProcessInfo], wires: Collection[Wire]) -> None:
+        """Logs each port of this node without a rail to a peer; a warning if it has no rail."""
+        for useless, why in lonely_ports(self.info, peers, wires):
+            _LOG.log(logging.WARNING if useless else logging.INFO, "%s", why)
+
+    def add_peer(
+        self, peer: ProcessInfo, label: str, own_node: int, wires: Collection[Wire] = ()
+    ) -> None:
         """Makes the link to a peer unless the link exists.
+
+        Args:
+            wires: see :func:`r2serve.ports.pairing.rails_between`.
 
         Raises:
             ConfigError: no rail is possible, or a rail would use TCP although ``rdma`` is
@@ -190,8 +287,8 @@ class Process:
             )
         if not self.engine.has_peer(peer.process):
             required = self.config.rdma == "require"
-            rails = rails_between(self.info, peer, own_node, require_verbs=required)
-            self.engine.add_peer(peer.process, label, pair_secret(self.info, peer), rails)
+            rails = rails_between(self.info, peer, own_node, require_verbs=required, wires=wires)
+            self.engine.add_peer(peer.process, label, pair_secret(self.info, peer, self.key), rails)
 
 
 # Reentrant: garbage collection may release an engine in a thread that holds the lock.
@@ -224,7 +321,14 @@ def acquire(config: Config, rank: int, management_address: str | None, share: bo
             process.log = threading.Thread(
                 target=_forward_log, args=(process.engine,), name="r2ccl-log", daemon=True
             )
-            process.log.start()
+            try:
+                process.log.start()
+            except RuntimeError as error:  # the limit of processes, or no memory for a stack
+                _close_observers(process)
+                process.engine.close(0.0)
+                raise InternalError(
+                    f"cannot start the thread that forwards the log: {error}"
+                ) from error
             if share:
                 _SHARED[config] = process
         _USERS[process] += 1
@@ -263,9 +367,15 @@ def _forget(process: Process) -> None:
         del _SHARED[config]
 
 
-def _close(process: Process) -> None:
+def _close_observers(process: Process) -> None:
     if process.drills is not None:
         process.drills.close()
+    if process.unobserved is not None:
+        process.unobserved.close()
+
+
+def _close(process: Process) -> None:
+    _close_observers(process)
     process.engine.close(LINGER_S)
     # A daemon thread returning from the core during interpreter exit would crash the process, so
     # the exit waits for the thread. Garbage collection may run this function in that thread.

@@ -10,11 +10,18 @@ import os
 import sys
 import zlib
 from types import CodeType, FrameType
+from typing import TypeVar
 
 from r2serve import _core
 
 _BETWEEN = ("r2serve", "torch", "vllm.distributed", "threading")
 """Packages between the user's program and the core."""
+
+Key = TypeVar("Key")
+
+MOST = 4096
+"""Sites kept in each table, fewer than half of those in the core. A program may give each of its
+calls another name."""
 
 _known: dict[tuple[CodeType, int], int] = {}
 _named: dict[str, int] = {}
@@ -37,7 +44,8 @@ def place(module: str, file: str, line: int) -> str:
 def _site_of_name(name: str) -> int:
     site = _named.get(name)
     if site is None:
-        site = _named[name] = _noted(f"name {name!r}")
+        site = _noted(f"name {name!r}")
+        _keep(_named, name, site)
     return site
 
 
@@ -54,11 +62,20 @@ def _site_of_caller() -> int:
             # Compiled code: a module of inductor's cache has another name on every rank.
             generated = "torchinductor" in file or file.startswith("<")
             skipped = between or generated
-            site = _known[key] = 0 if skipped else _noted(place(module, file, frame.f_lineno))
+            site = 0 if skipped else _noted(place(module, file, frame.f_lineno))
+            _keep(_known, key, site)
         if site:
             return site
         frame = frame.f_back
     return 0
+
+
+def _keep(table: dict[Key, int], key: Key, site: int) -> None:
+    """Forgets all sites if the table is full; the core then gets their texts again."""
+    if len(table) >= MOST:
+        _known.clear()
+        _named.clear()
+    table[key] = site
 
 
 def _noted(text: str) -> int:

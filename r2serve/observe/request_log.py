@@ -2,7 +2,8 @@
 
 A worker logs each stalled step with the names of the requests, and the pace of each ended request.
 The engine's front end logs the timings of each request. The writer holds a lock on the file, as
-for journals. The size is bounded; the first line identifies the writer.
+for journals. The size is bounded, and lines are dropped while the folder has no room. The first
+line identifies the writer.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from r2serve.forks import close_in_children
 from r2serve.observe.safe_open import open_regular
 
 VERSION = 1
@@ -24,7 +27,12 @@ LIMIT_BYTES = 4 << 20
 """Size limit of a file; a full file is rotated to ``.1`` and a new file begins."""
 LONGEST_NAME = 512
 """Longest request name kept, in characters; names come from clients."""
+CLAIM_BYTES = 64 << 10
+"""A log asks for room in the folder in steps of this size."""
+ASK_AGAIN_S = 1.0
+"""A log without room asks again after this time, because each question reads the folder."""
 _CHUNK = 16 * 1024
+_LOG = logging.getLogger("r2serve.observe")
 
 
 class RequestLogError(ValueError):
@@ -41,8 +49,16 @@ def unfinished(path: Path) -> Path:
     return path.with_name(path.name + ".new")
 
 
+def replacement(path: Path) -> Path:
+    """Returns the path of a part in rotation; a leftover belongs to a killed writer."""
+    return path.with_name(path.name + ".old")
+
+
 class RequestLog:
-    """Writer of a request log. Written lines survive any end of the process, SIGKILL included."""
+    """Writer of a request log. Written lines survive any end of the process, SIGKILL included.
+
+    In a forked child the log is closed, and lines are dropped.
+    """
 
     def __init__(
         self,
@@ -51,12 +67,15 @@ class RequestLog:
         writer: str,
         label: str,
         about: Mapping[str, str] | None = None,
+        serving_engine: str = "",
         limit_bytes: int = LIMIT_BYTES,
+        room_for: Callable[[int], str] | None = None,
     ) -> None:
         """Creates the file.
 
         writer: "worker" or "frontend". label: display name, e.g. "rank 0". about: labels of the
-        engine's own metrics.
+        engine's own metrics. serving_engine: name of the engine. room_for: returns the
+        reason why the folder has no room for a number of bytes, or an empty text.
 
         Raises:
             OSError: the file exists already, or creation failed.
@@ -69,48 +88,98 @@ class RequestLog:
             "writer": writer,
             "label": label,
             "about": dict(about or {}),
+            "serving_engine": serving_engine,
             "process": os.getpid(),
             "opened_ns": time.monotonic_ns(),
             "opened_clock_ns": time.time_ns(),
         }
+        self._room_for = room_for
+        self._claimed = CLAIM_BYTES
+        self._refused = ""
+        self._ask_again_s = 0.0
+        if room_for is not None and (why := room_for(CLAIM_BYTES)):
+            raise OSError(errno.ENOSPC, why)
         self._file = self._made()
+        close_in_children(self)
         os.link(unfinished(path), path)  # fails if the path exists
         os.unlink(unfinished(path))
 
     def write(self, line: dict[str, Any]) -> None:
-        """Appends a line; a line longer than the size limit is dropped.
+        """Appends a line; a line longer than the size limit, or without room, is dropped.
 
         Raises:
             OSError: the file system is full or unavailable.
         """
+        if self._file < 0:
+            return  # closed, or a forked child
         data = _encoded(line)
         if self._bytes + len(data) > self._limit_bytes:
             self._turn()
-        if self._bytes + len(data) <= self._limit_bytes:
+        if self._bytes + len(data) <= self._limit_bytes and self._has_room(len(data)):
             self._append(self._file, data)
             self._bytes += len(data)
 
     def close(self) -> None:
-        os.close(self._file)
+        self.left_behind()
+
+    def left_behind(self) -> None:
+        """Closes the file, in this process only."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+    def _has_room(self, more: int) -> bool:
+        """Claims room in the folder for the line; gives up older lines if there is none."""
+        if self._room_for is None or self._bytes + more <= self._claimed:
+            return True
+        if time.monotonic() < self._ask_again_s:
+            return False
+        claim = max(more, CLAIM_BYTES)
+        why = self._room_for(claim)
+        for give_up in (self._drop_previous, self._drop_all):
+            if why:
+                give_up()
+                why = self._room_for(claim)
+        if not why:
+            self._claimed = self._bytes + claim
+            return True
+        self._ask_again_s = time.monotonic() + ASK_AGAIN_S
+        if not self._refused:
+            self._refused = why
+            _LOG.warning("%s: lines are dropped: %s", self.path, why)
+        return False
+
+    def _drop_previous(self) -> None:
+        previous(self.path).unlink(missing_ok=True)
+
+    def _drop_all(self) -> None:
+        self._turn()
+        self._drop_previous()
 
     def _turn(self) -> None:
         """Rotates the log; a log exists at `path` at every moment."""
         new = self._made()
-        second = self.path.with_name(self.path.name + ".old")
+        second = replacement(self.path)
         os.link(self.path, second)
         os.replace(second, previous(self.path))
         os.replace(unfinished(self.path), self.path)
         os.close(self._file)
         self._file = new
+        self._claimed = 0  # the next line asks
 
     def _made(self) -> int:
         place = unfinished(self.path)
         place.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         file = os.open(place, flags, 0o600)
-        fcntl.flock(file, fcntl.LOCK_EX)
         head = _encoded(self._head)
-        self._append(file, head)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self._append(file, head)
+        except OSError:
+            os.close(file)
+            place.unlink(missing_ok=True)
+            raise
         self._bytes = len(head)
         return file
 

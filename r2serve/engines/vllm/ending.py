@@ -3,22 +3,26 @@
 vLLM answers clients when the output rank raises. Any other rank only logs the exception and waits
 for work that never comes, so the engine of a follower node would hang forever. vLLM notices the
 end of a worker process on every node, and then stops the engine. So a failed worker gets time to
-deliver the error and then exits.
+deliver the error and then exits; between two calls there is nothing to deliver.
 """
 
 from __future__ import annotations
 
 import logging
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
+import sys
 import threading
+
+from r2serve.engines.vllm.exit_status import EXIT_STATUS, report
 
 _LOG = logging.getLogger(__name__)
 
 DELIVERY_S = 2.0  # seconds for the output rank's error to reach the clients
 CLEANUP_S = 10.0  # seconds for the worker's own shutdown before a forced exit
-EXIT_STATUS = 70  # EX_SOFTWARE of sysexits(3)
+IDLE_CLEANUP_S = 2.0  # the same between two calls
 
 _lock = threading.Lock()
 _arranged = False
@@ -30,29 +34,54 @@ def end_worker_soon(error: BaseException) -> None:
     A process without a multiprocessing parent (``vllm.LLM`` without worker processes, a Ray actor)
     continues, because its caller sees the exception.
     """
+    if _arranges():
+        _LOG.error(
+            "a collective failed without recovery; this worker exits in %g s: %s: %s",
+            DELIVERY_S,
+            type(error).__name__,
+            error,
+        )
+        report(f"{type(error).__name__}: {error}")
+        _after(DELIVERY_S, lambda: _ask_main_thread(CLEANUP_S))
+
+
+def end_worker_now(error: BaseException) -> None:
+    """Ends this process, once, for an error between two calls; see :func:`end_worker_soon`."""
+    if _arranges():
+        _LOG.error(
+            "a peer is gone while nothing runs; this worker exits: %s: %s",
+            type(error).__name__,
+            error,
+        )
+        report(f"{type(error).__name__}: {error}")
+        _ask_main_thread(IDLE_CLEANUP_S)
+
+
+def _arranges() -> bool:
+    """Whether the caller is the first to end this process, and the process is a worker."""
     global _arranged
     if multiprocessing.parent_process() is None:
-        return
+        return False
     with _lock:
-        if _arranged:
-            return
-        _arranged = True
-    _LOG.error(
-        "a collective failed without recovery; this worker exits in %g s: %s: %s",
-        DELIVERY_S,
-        type(error).__name__,
-        error,
-    )
-    _after(DELIVERY_S, _ask_main_thread)
+        first, _arranged = not _arranged, True
+    return first
 
 
-def _ask_main_thread() -> None:
-    _after(CLEANUP_S, _leave)
-    os.kill(os.getpid(), signal.SIGTERM)  # vLLM's handler starts an orderly shutdown
+def _ask_main_thread(cleanup_s: float) -> None:
+    _after(cleanup_s, lambda: _leave(cleanup_s))
+    # vLLM's handler ends the process in good order, but with exit status 0.
+    multiprocessing.util.Finalize(None, _exit, exitpriority=-1000)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _leave() -> None:
-    _LOG.critical("the worker did not shut down within %g s: forced exit", CLEANUP_S)
+def _exit() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_STATUS)
+
+
+def _leave(cleanup_s: float) -> None:
+    _LOG.critical("the worker did not shut down within %g s: forced exit", cleanup_s)
     os._exit(EXIT_STATUS)
 
 

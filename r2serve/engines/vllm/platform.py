@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import vllm
 
 from r2serve.config import Config
-from r2serve.engines.vllm import classes, combinations, flag, releases, sidecar
+from r2serve.engines import flag, releases, sidecar
+from r2serve.engines.vllm import carried, classes, combinations, exit_status, same_flag
 from r2serve.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
     """Returns a subclass of vLLM's platform class ``base`` with ``--distributed-backend``."""
 
     class R2cclPlatform(base):  # type: ignore[misc]
-        additional_env_vars: ClassVar[list[str]] = [*base.additional_env_vars, *flag.CARRIED]
+        additional_env_vars: ClassVar[list[str]] = [*base.additional_env_vars, *carried.CARRIED]
 
         @classmethod
         def pre_register_and_update(cls, parser: Any = None) -> None:
@@ -52,12 +53,12 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
 
         @classmethod
         def check_and_update_config(cls, vllm_config: Any) -> None:
-            flag.read_additional_config(vllm_config.additional_config)
+            carried.read_additional_config(vllm_config.additional_config)
             mode = vllm_config.compilation_config.mode
             super().check_and_update_config(vllm_config)
             if flag.active():
                 flag.check_environment()
-                releases.warn_if_unsupported(vllm.__version__)
+                releases.warn_if_unsupported("vllm", vllm.__version__)
                 combinations.refuse_elastic_groups(vllm_config.parallel_config)
                 spans = _spans_nodes(vllm_config.parallel_config)
                 os.environ[flag.SPANS_VARIABLE] = str(int(spans))
@@ -74,6 +75,7 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
                             fusion_range.split(vllm_config, Config.from_env())
                 _note_in(vllm_config)
                 _follow_steps(vllm_config.parallel_config)
+                exit_status.listen_once()
                 sidecar.start_once()
 
         @classmethod
@@ -94,6 +96,7 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
         @classmethod
         def get_device_communicator_cls(cls) -> str:
             stock: str = super().get_device_communicator_cls()
+            same_flag.compare()
             if not flag.active():
                 return stock
             if stock not in classes.COMMUNICATORS:
@@ -137,7 +140,7 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
         @classmethod
         def use_custom_op_collectives(cls) -> bool:
             if flag.active():
-                from r2serve.engines.vllm import nodes
+                from r2serve.engines import nodes
 
                 # Dynamo must not trace into sockets, so r2ccl needs the custom op. The engine's
                 # own path reduces in place, which contradicts the op's declaration.
@@ -147,7 +150,7 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
 
         @classmethod
         def device_count(cls) -> int:
-            workers = os.environ.get(flag.WORKERS_VARIABLE)
+            workers = os.environ.get(carried.WORKERS_VARIABLE)
             if flag.active() and workers is not None and base.device_type == "cpu":
                 return int(workers)
             return _stock_device_count(base)
@@ -195,7 +198,7 @@ def _note_in(vllm_config: Any) -> None:
     """Adds to the engine's configuration the facts that distinguish its compile cache."""
     parallel = vllm_config.parallel_config
     if isinstance(vllm_config.additional_config, dict):
-        vllm_config.additional_config[flag.SECTION] = {
+        vllm_config.additional_config[carried.SECTION] = {
             "distributed_backend": "r2ccl",
             "nnodes": parallel.nnodes,
             "per_rank_nodes": os.environ.get("R2CCL_NODE") == "per-rank",
@@ -203,7 +206,7 @@ def _note_in(vllm_config: Any) -> None:
             "gpu_staging_bytes": os.environ.get("R2CCL_GPU_STAGING_BYTES", ""),
         }
     # vLLM derives the ranks of a node from the device count, but torch reports a single CPU.
-    os.environ[flag.WORKERS_VARIABLE] = str(parallel.local_world_size)
+    os.environ[carried.WORKERS_VARIABLE] = str(parallel.local_world_size)
 
 
 def _follow_steps(parallel: Any) -> None:

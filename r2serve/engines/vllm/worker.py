@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from r2serve import process
-from r2serve.device import check_all, wake_all
-from r2serve.engines.vllm import classes
+from r2serve.config import Config
+from r2serve.device import check_all, steps_ended, wake_all
+from r2serve.engines.vllm import classes, members
 from r2serve.engines.vllm.compared import ComparedSteps
 from r2serve.engines.vllm.ending import end_worker_soon
 from r2serve.engines.vllm.request_ids import client_name
 from r2serve.errors import R2cclError
-from r2serve.observe.attribution import Attribution, NewRequest, Step
+from r2serve.observe.attribution import Attribution, NewRequest, Step, next_step
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,14 +46,17 @@ def make_worker(base: type[Any], name: str) -> type[Any]:
             self._r2serve_steps = FollowedSteps(_about(self.vllm_config))
             drafts = getattr(self.vllm_config, "speculative_config", None) is not None
             self._r2serve_compared = ComparedSteps(drafts=drafts)
+            members.watch_once()
+            self._r2serve_step = 0
 
         def execute_model(self, scheduler_output: Any) -> Any:
-            self._r2serve_steps.began(scheduler_output)
+            self._r2serve_step = next_step(self._r2serve_step)
+            self._r2serve_steps.began(self._r2serve_step, scheduler_output)
             wake_all()
             output = None
             try:
                 with ending(), aborting(self._r2serve_compared):
-                    self._r2serve_compared.began(scheduler_output)
+                    self._r2serve_compared.began(self._r2serve_step, scheduler_output)
                     output = super().execute_model(scheduler_output)
                     if output is not None:
                         self._r2serve_compared.ended()
@@ -132,10 +136,12 @@ class TrustedOutput:
     0.33, needs no change here.
     """
 
-    __slots__ = ("__weakref__", "_r2serve_output")
+    __slots__ = ("__weakref__", "_r2serve_output", "_r2serve_steps")
 
     def __init__(self, output: Any) -> None:
         self._r2serve_output = output
+        # The next step may be in the stream when this step's output is taken.
+        self._r2serve_steps = steps_ended()
 
     @property  # type: ignore[misc]  # as proxies do
     def __class__(self) -> Any:
@@ -149,16 +155,16 @@ class TrustedOutput:
         """
         output = self._r2serve_output.get_output()
         with ending():
-            check_all()
+            check_all(self._r2serve_steps)
         return output
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_r2serve_output":  # in a copy made without __init__ the slot is empty
+        if name in TrustedOutput.__slots__:  # in a copy made without __init__ a slot is empty
             raise AttributeError(name)
         return getattr(self._r2serve_output, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "_r2serve_output":
+        if name in TrustedOutput.__slots__:
             object.__setattr__(self, name, value)
         else:
             setattr(self._r2serve_output, name, value)
@@ -169,13 +175,17 @@ class FollowedSteps:
 
     def __init__(self, about: Mapping[str, str] | None = None) -> None:
         """``about`` contains the labels of the engine's own metrics."""
-        self._attribution = Attribution(_engines, about or {})
+        self._attribution = Attribution(
+            _engines, about or {}, journal_limit_bytes=Config.from_env().journal_limit_bytes
+        )
         self._lost = False
 
-    def began(self, output: Any) -> None:
-        """``output`` is vLLM's SchedulerOutput."""
+    def began(self, number: int, output: Any) -> None:
+        """``output`` is vLLM's SchedulerOutput; ``number`` is the number of the step."""
         if process.has_engines():
-            self._guarded(lambda: self._attribution.began(step_of(output, self._attribution)))
+            self._guarded(
+                lambda: self._attribution.began(step_of(number, output, self._attribution))
+            )
 
     def ended(self, *, sampled: bool) -> None:
         self._guarded(lambda: self._attribution.ended(sampled=sampled))
@@ -185,13 +195,16 @@ class FollowedSteps:
             return
         try:
             note()
+        except OSError as error:  # the journal's folder is full, or gone
+            self._lost = True
+            _LOG.warning("per-request impact is disabled: %s", error)
         except Exception:  # noqa: BLE001  no request fails because of an observer
             self._lost = True
             _LOG.exception("per-request impact is disabled after an error")
 
 
-def step_of(output: Any, known: Attribution) -> Step:
-    """Converts a SchedulerOutput into a step with its requests."""
+def step_of(number: int, output: Any, known: Attribution) -> Step:
+    """Converts a SchedulerOutput into step ``number`` with its requests."""
     scheduled: dict[str, int] = output.num_scheduled_tokens
     prefill: list[str] = []
     decode: list[str] = []
@@ -215,7 +228,7 @@ def step_of(output: Any, known: Attribution) -> Step:
         if computed + scheduled[identity] >= known.prompt_tokens(identity) + generated:
             yielding.append(identity)
     tokens = sum(scheduled.values())
-    return Step(prefill, decode, yielding, new, output.finished_req_ids, tokens)
+    return Step(number, prefill, decode, yielding, new, output.finished_req_ids, tokens)
 
 
 def _about(vllm_config: Any) -> dict[str, str]:

@@ -1,0 +1,127 @@
+"""Exit status of ``vllm serve`` after the failure of a worker.
+
+vLLM ends a node after the end of a worker, in part with exit status 0, for example a node without
+the HTTP server. A supervisor that restarts failed units would then leave the node down. So the
+first process of the command line makes a datagram socket, a failing worker sends its reason, and
+the first process exits with :data:`EXIT_STATUS`. A killed worker sends nothing; vLLM logs its
+death, and the process that logs it sends the line. The socket's name is abstract: no file remains.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import multiprocessing
+import multiprocessing.util
+import os
+import secrets
+import signal
+import socket
+import sys
+import weakref
+
+from r2serve.engines import flag
+from r2serve.forks import close_in_children
+
+_LOG = logging.getLogger(__name__)
+
+VARIABLE = "R2SERVE_FAILURES"
+"""Name of the socket, inherited by the processes of the engine."""
+EXIT_STATUS = 70  # EX_SOFTWARE of sysexits(3)
+_MAX_BYTES = 2048
+DEATHS = logging.getLogger("vllm").getChild("v1.executor.multiproc_executor")
+"""Logger of vLLM's message about a worker that ended."""
+DEATH = "Worker proc %s died unexpectedly"
+"""Start of this message, before its arguments are filled in."""
+
+
+class Failures:
+    """The first process's end: knows whether a worker failed."""
+
+    def __init__(self) -> None:
+        """Raises OSError if the socket cannot be made."""
+        self.name = f"r2serve-failures-{os.getpid()}-{secrets.token_hex(8)}"
+        self._process = os.getpid()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.bind("\0" + self.name)
+        close_in_children(self)
+
+    def left_behind(self) -> None:
+        """Closes the socket in a forked child."""
+        self._socket.close()
+
+    def first(self) -> str:
+        """Returns the reason of the first failed worker; empty: none failed."""
+        if os.getpid() != self._process:
+            return ""
+        with contextlib.suppress(BlockingIOError):
+            return self._socket.recv(_MAX_BYTES).decode(errors="replace")
+        return ""
+
+
+_failures: Failures | None = None
+
+
+def listen_once() -> None:
+    """Makes the socket in the first process of the command line; elsewhere does nothing."""
+    global _failures
+    if _failures is not None or not flag.of_command_line:
+        return
+    if multiprocessing.parent_process() is not None:
+        return
+    try:
+        _failures = Failures()
+    except OSError as error:
+        _LOG.warning("a failed worker may leave exit status 0: %s", error)
+        return
+    os.environ[VARIABLE] = _failures.name
+    atexit.register(_at_exit)
+
+
+def hear_deaths() -> None:
+    """Reports deaths of workers that vLLM logs in this process; without effect on the log."""
+    if not any(isinstance(one, _Deaths) for one in DEATHS.filters):
+        DEATHS.addFilter(_Deaths())
+
+
+class _Deaths(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        if str(record.msg).startswith(DEATH) and not _was_told_to_stop(record.args):
+            report(record.getMessage())
+        return True
+
+
+def _was_told_to_stop(arguments: object) -> bool:
+    """Whether the message's exit code is that of a worker that a supervisor has stopped, too."""
+    codes = (0, -signal.SIGTERM, -signal.SIGINT)
+    return isinstance(arguments, tuple) and len(arguments) > 1 and arguments[1] in codes
+
+
+def report(reason: str) -> None:
+    """Tells the first process that this worker fails; without such a process does nothing."""
+    name = os.environ.get(VARIABLE)
+    if not name:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as telling:
+        telling.setblocking(False)
+        try:
+            telling.sendto(reason.encode()[:_MAX_BYTES], "\0" + name)
+        except OSError as error:
+            _LOG.debug("the first process does not hear of the failure: %s", error)
+
+
+def _at_exit() -> None:
+    reason = _failures.first() if _failures is not None else ""
+    if not reason:
+        return
+    _LOG.error("exit status %d: a worker failed: %s", EXIT_STATUS, reason)
+    # Exit functions that were registered before this one do not run. These two end children, and
+    # remove folders.
+    multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+    weakref.finalize._exitfunc()  # type: ignore[attr-defined]
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_STATUS)

@@ -1,0 +1,84 @@
+"""Ends of an engine: a peer that dies while nothing runs, and an orderly stop with a rail down."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from answers import FLAG, RAILS
+from features import EXACT, TOKENS, completion, together
+from test_vllm_features import Rails
+from timely import ended, timely
+
+from r2serve.engines.vllm.exit_status import EXIT_STATUS
+from r2serve.lab.serving.model import prompts
+
+if TYPE_CHECKING:
+    from conftest import Engine
+
+pytestmark = pytest.mark.long
+LINK_TIMEOUT_S = 5
+
+
+def test_a_peer_that_dies_while_nothing_runs_ends_both_nodes(
+    start_engine: Callable[..., Engine],
+) -> None:
+    """A killed worker of node 1 ends the idle worker of node 0, and no node ends with status 0."""
+    limit = {"R2CCL_LINK_TIMEOUT_S": str(LINK_TIMEOUT_S)}
+    engine = start_engine(
+        2, FLAG, [RAILS | limit | {"R2CCL_NODE": f"node{number}"} for number in range(2)]
+    )
+    assert completion(engine, prompts(1)[0])
+    timely(lambda: engine.running() == 0, "nothing runs")
+    (watching,) = engine.nodes[0].workers()
+    engine.nodes[1].workers()[0].kill()
+    killed = time.monotonic()
+    timely(lambda: not watching.is_running(), "the end of the idle worker", within_s=120)
+    took_s = time.monotonic() - killed
+    for node in engine.nodes:
+        ended(node.process, "a node without its worker", within_s=120)
+        assert node.process.poll() not in (0, None), node.log[-3000:]
+    assert engine.nodes[1].process.poll() == EXIT_STATUS
+    lines = re.findall(r"a peer is gone while nothing runs.*", engine.nodes[0].log)
+    assert len(lines) == 1, lines
+    assert "PeerLostError" in lines[0]
+    # A part of the time is vLLM's, on any machine; a starved machine may exceed the limit.
+    timely(lambda: took_s < LINK_TIMEOUT_S + 3, f"the worker ended after {took_s:.1f} s", 0)
+
+
+def test_eight_streams_end_in_good_order_while_a_rail_is_down(
+    start_engine: Callable[..., Engine], tmp_path: Path
+) -> None:
+    rails = Rails(tmp_path)
+    flags = [*FLAG, *EXACT, "--shutdown-timeout", "120"]
+    engine = start_engine(2, flags, [rails.environment])
+    expected = together([lambda one=one: completion(engine, one) for one in prompts(8)])
+    answers: list[list[list[str]]] = []
+    began_ns = time.monotonic_ns()
+
+    def ask() -> None:
+        answers.append(together([lambda one=one: completion(engine, one) for one in prompts(8)]))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    timely(lambda: engine.running() == 8, "eight streams run", every_s=0.05)
+    rails.say("0 carrier_loss")
+    timely(lambda: rails.lost_ns("rail0", began_ns), "rail0 is lost")
+    (node,) = engine.nodes
+    assert asking.is_alive()
+    node.process.send_signal(signal.SIGTERM)
+    asking.join()
+    assert answers == [expected]
+    assert all(len(texts[0].split()) > TOKENS - 4 for texts in answers[0])
+    ended(node.process, "the engine after SIGTERM", within_s=120)
+    assert node.process.poll() == 0, node.log[-3000:]
+    after = node.log[node.log.rfind("rail0@node") :]
+    # After the last answer, vLLM's API server may see the end of the engine as an error, by chance.
+    errors = [line for line in after.splitlines() if "Error" in line and "(APIServer" not in line]
+    assert not errors, after

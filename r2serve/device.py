@@ -16,14 +16,14 @@ import logging
 import math
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from r2serve import _core, tensors
 from r2serve.collectives import Collectives
-from r2serve.communicator import Communicator
+from r2serve.communicator import Communicator, Step, check_step
 from r2serve.config import Config
 from r2serve.errors import ConfigError
 
@@ -42,10 +42,19 @@ _OPEN: weakref.WeakSet[DeviceCommunicator] = weakref.WeakSet()
 os.register_at_fork(after_in_child=_OPEN.clear)  # the communicators of the parent
 
 
-def check_all() -> None:
-    """Calls :meth:`DeviceCommunicator.check` of every open communicator of this process."""
+def steps_ended() -> dict[DeviceCommunicator, int]:
+    """Returns :attr:`DeviceCommunicator.steps_ended` of every open communicator."""
+    return {communicator: communicator.steps_ended for communicator in tuple(_OPEN)}
+
+
+def check_all(steps: Mapping[DeviceCommunicator, int] | None = None) -> None:
+    """Calls :meth:`DeviceCommunicator.check` of every open communicator of this process.
+
+    Args:
+        steps: result of :func:`steps_ended`, if later steps need not be compared yet.
+    """
     for communicator in tuple(_OPEN):
-        communicator.check()
+        communicator.check(None if steps is None else steps.get(communicator, 0))
 
 
 def wake_all() -> None:
@@ -131,7 +140,38 @@ class DeviceCommunicator(Collectives):
         All ranks call, before the first capture, and must replay the same graphs in the same order.
         Without effect if ``R2CCL_CONSENSUS`` is off.
         """
-        self.host._core.compare_captures()
+        self._stream_core.compare_captures()
+
+    def step(self, number: int, about: str = "") -> Step:
+        """Ends the open step and begins a step, in the order of the current stream.
+
+        Like ``Communicator.step``, but the host waits for nothing: ranks compare their calls,
+        replayed graphs included, when their streams reach the end of the step, and :meth:`check`
+        raises the error. A stream that is being captured is refused.
+        """
+        check_step(number)
+        self.host.mark_step(number, about)  # for all_to_allv
+        self._stream_core.begin_step(self._stream(), number, about, True)
+        return Step(self)
+
+    def mark_step(self, number: int, about: str = "") -> None:
+        """Begins a step without a comparison at its end; see ``Communicator.mark_step``."""
+        check_step(number)
+        self.host.mark_step(number, about)
+        self._stream_core.begin_step(self._stream(), number, about, False)
+
+    def post_position(self) -> None:
+        """Same as :meth:`end_step`, which waits for no rank."""
+        self.end_step()
+
+    def end_step(self) -> None:
+        """Ends the open step; see :meth:`step`. Without an open step nothing happens."""
+        self._stream_core.end_step(self._stream())
+
+    @property
+    def steps_ended(self) -> int:
+        """Number of steps whose end is in the stream; an argument of :meth:`check`."""
+        return self._stream_core.steps_ended()
 
     @classmethod
     def from_group(
@@ -207,16 +247,20 @@ class DeviceCommunicator(Collectives):
         """Whether ranks are on several nodes, so that rails carry traffic and can fail over."""
         return self.host.spans_nodes
 
-    def check(self) -> None:
+    def check(self, steps: int | None = None) -> None:
         """Raises an error if the communicator has failed, so that later results are void.
 
-        Call after a synchronisation with the stream.
+        Waits until ended steps were compared. Call after a synchronisation with the stream.
+
+        Args:
+            steps: value of :attr:`steps_ended` after the last step with results in use. Default:
+                all steps ended so far.
 
         Raises:
             PeerLostError, PeerClosedError, AbortedError, OrderMismatchError: sticky, so every
                 later call raises the same error.
         """
-        self._stream_core.check()
+        self._stream_core.check(self.steps_ended if steps is None else steps)
 
     def wake(self) -> None:
         """Announces a replay of a graph, so that the host thread polls without a pause.

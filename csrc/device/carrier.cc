@@ -11,7 +11,7 @@ namespace {
 
 // Numbers wrap past 0, which stands for a plan that is not captured.
 std::uint16_t next_capture(std::uint16_t number) {
-  return static_cast<std::uint16_t>(number == 0xFFFF ? 1 : number + 1);
+  return static_cast<std::uint16_t>(number == most_captures ? 1 : number + 1);
 }
 
 }  // namespace
@@ -48,10 +48,40 @@ Status Carrier::carry(std::uint32_t number, Sequence sequence) {
   }
   const Staging& staging = plan.direct ? context_.direct : context_.pinned;
   written_by_nics_ = plan.direct;
-  return carry_out(plan, staging.input(sequence), staging.result(sequence));
+  Status status = carry_out(plan, staging.input(sequence), staging.result(sequence));
+  // Ranks in a call of the other group would wait for this rank without an end.
+  if (!status.ok() && context_.inter_node != nullptr) {
+    context_.communicator.abort(status.message());
+    context_.inter_node->abort(status.message());
+  }
+  return status;
 }
 
 Status Carrier::carry_out(const Plan& plan, std::byte* in, std::byte* out) {
+  switch (plan.work) {
+    case Work::call: break;
+    case Work::begin_step: return begin_step(plan);
+    case Work::end_step: return end_step();
+  }
+  // All ranks compare the number of calls on the communicator of all ranks.
+  if (plan.inter_node) context_.communicator.count_call(plan.capture);
+  return call(plan, in, out);
+}
+
+Status Carrier::begin_step(const Plan& plan) {
+  R2CCL_TRY(context_.communicator.begin_step(plan.step, plan.about, /*compare=*/false));
+  if (context_.inter_node == nullptr) return {};
+  return context_.inter_node->begin_step(plan.step, plan.about, /*compare=*/false);
+}
+
+Status Carrier::end_step() {
+  if (context_.inter_node != nullptr) R2CCL_TRY(context_.inter_node->end_step(/*compare=*/false));
+  R2CCL_TRY(context_.communicator.end_step());
+  steps_compared_.fetch_add(1, std::memory_order_release);
+  return {};
+}
+
+Status Carrier::call(const Plan& plan, std::byte* in, std::byte* out) {
   const std::size_t count = plan.counts.front();
   const bool at_root = context_.communicator.rank() == plan.root;
   Communicator& ranks = among(plan);

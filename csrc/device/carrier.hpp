@@ -2,10 +2,12 @@
 // host.  Callers' threads add plans; everything else belongs to the proxy's thread.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "base/units.hpp"
@@ -16,19 +18,25 @@
 
 namespace r2ccl::device {
 
-// The proxy's work for a posted collective.
+// What the proxy does at a command: a collective, or the begin or end of a step of the engine.
+enum class Work : std::uint8_t { call, begin_step, end_step };
+
+// The proxy's work for a posted collective, or for a step.
 struct Plan {
+  Work work = Work::call;
   Collective collective = Collective::barrier;
   DType dtype = DType::u8;
   ReduceOp op = ReduceOp::sum;
   Algorithm algorithm = Algorithm::automatic;
-  int root = 0;                     // or the peer of send and recv
-  std::vector<std::size_t> counts;  // elements: a single count, or a count per rank
-  bool inter_node = false;          // runs on the inter-node group, not on all ranks
-  bool unreduced = false;           // shards arrive unreduced; kernels reduce the shards
-  bool direct = false;              // staged in GPU memory (GPUDirect)
-  bool captured = false;            // part of a graph: carried out at every replay
-  std::uint16_t capture = 0;        // number among captured plans, equal on all ranks; 0: none
+  int root = 0;                          // or the peer of send and recv
+  std::vector<std::size_t> counts = {};  // elements: a single count, or a count per rank
+  bool inter_node = false;               // runs on the inter-node group, not on all ranks
+  bool unreduced = false;                // shards arrive unreduced; kernels reduce the shards
+  bool direct = false;                   // staged in GPU memory (GPUDirect)
+  bool captured = false;                 // part of a graph: carried out at every replay
+  std::uint16_t capture = 0;             // number among captured plans, equal on all ranks; 0: none
+  std::uint32_t step = 0;                // begin_step: the step, and a text for errors
+  std::string about = {};
 };
 
 class Carrier {
@@ -50,6 +58,10 @@ class Carrier {
 
   // Stores a plan and returns its number, by which kernels post the plan.  Thread-safe.
   std::uint32_t add(Plan plan);
+  // Returns the number of steps that have ended without a mismatch.  Thread-safe.
+  [[nodiscard]] std::uint64_t steps_compared() const {
+    return steps_compared_.load(std::memory_order_acquire);
+  }
 
   // ---- proxy thread only ----
   // Carries out plan `number` on the staging entry of `sequence`.
@@ -67,6 +79,9 @@ class Carrier {
     return plan.inter_node ? *context_.inter_node : context_.communicator;
   }
   Status carry_out(const Plan& plan, std::byte* in, std::byte* out);
+  Status call(const Plan& plan, std::byte* in, std::byte* out);
+  Status begin_step(const Plan& plan);
+  Status end_step();
 
   const Context context_;
 
@@ -74,6 +89,7 @@ class Carrier {
   std::deque<Plan> plans_;
   std::vector<std::uint32_t> free_plans_;
   std::uint16_t captures_ = 0;  // number of the last captured plan
+  std::atomic<std::uint64_t> steps_compared_ = 0;
 
   bool written_by_nics_ = false;  // the last carry() was staged in GPU memory
   TimeNs inside_since_ = 0;       // first watch() of the open exchange; 0 = none is open

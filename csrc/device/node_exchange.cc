@@ -1,6 +1,8 @@
 #include "device/node_exchange.hpp"
 
 #include <algorithm>
+#include <iterator>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -80,6 +82,14 @@ Status NodeExchange::meet(Communicator& communicator, const cuda::Device& device
     local_peers.memory[local_rank] = at<std::byte>(address + inbox_bytes);
   }
   return {};
+}
+
+void NodeExchange::keep_memory() {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<cuda::Memory>;  // until the process ends
+  const std::lock_guard guard(mutex);
+  std::ranges::move(memory_, std::back_inserter(*kept));
+  memory_.clear();
 }
 
 std::vector<int> NodeExchange::inter_node_ranks(std::size_t local_rank) const {

@@ -44,6 +44,10 @@ class NodeExchange {
   // Sets the staging entries in GPU memory.  Call after open().
   void stage_directly(const Staging& staging);
 
+  // Keeps the shared memory until the process ends.  After a failure, local peers signal the loss
+  // to this memory at a time that this rank does not know.
+  void keep_memory();
+
  private:
   // Fills exchange_.node: shares own memory and imports the memory of local peers.  Collective.
   Status meet(Communicator& communicator, const cuda::Device& device, const NodeOptions& node);

@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "base/threads.hpp"
+
 namespace r2ccl::device {
 namespace {
 
@@ -14,9 +16,11 @@ constexpr unsigned looks_per_clock = 64;  // reading the clock costs as much as 
 }  // namespace
 
 Proxy::Proxy(Mailbox& mailbox, Carry carry, Flush flush, const ProxyOptions& options)
-    : server_(mailbox, std::move(carry), std::move(flush)),
-      options_(options),
-      thread_([this] { run(); }) {}
+    : server_(mailbox, std::move(carry), std::move(flush)), options_(options) {}
+
+Status Proxy::start() {
+  return start_thread(thread_, "the proxy of a stream", [this] { run(); });
+}
 
 Proxy::~Proxy() {
   {
@@ -24,7 +28,7 @@ Proxy::~Proxy() {
     closing_ = true;
   }
   changed_.notify_all();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
   give_up({ErrorCode::peer_closed, "the proxy of this mailbox has been closed"});
 }
 
@@ -46,7 +50,16 @@ void Proxy::run() {
     while (await_post())
       if (Status status = server_.serve(); !status.ok()) return give_up(std::move(status));
   } catch (const std::exception& error) {
+    give_up_after(error);
+  }
+}
+
+// An exception out of the thread would end the process.  The spare error needs no memory.
+void Proxy::give_up_after(const std::exception& error) {
+  try {
     give_up({ErrorCode::internal, std::string("exception in the proxy: ") + error.what()});
+  } catch (const std::exception&) {
+    give_up(std::move(out_of_memory_));
   }
 }
 

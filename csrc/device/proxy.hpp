@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -30,6 +31,8 @@ class Proxy {
   using Flush = Server::Flush;
 
   Proxy(Mailbox& mailbox, Carry carry, Flush flush, const ProxyOptions& options);
+  // Starts the thread.  Returns an error if the system cannot create a thread.
+  Status start();
   // Waits for the collective in progress, ends the thread, and sets the abort word, so that waiting
   // kernels end.
   ~Proxy();
@@ -46,6 +49,7 @@ class Proxy {
   void run();
   bool await_post();  // false: the proxy must end, or has ended
   void give_up(Status why);
+  void give_up_after(const std::exception& error);
 
   Server server_;
   const ProxyOptions options_;
@@ -55,8 +59,9 @@ class Proxy {
   bool closing_ = false;
   bool woken_ = false;
   Status failure_;
+  Status out_of_memory_{ErrorCode::internal, "exception in the proxy: out of memory"};
 
-  std::thread thread_;  // last member: uses all members above
+  std::thread thread_;
 };
 
 }  // namespace r2ccl::device

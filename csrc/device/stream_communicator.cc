@@ -93,12 +93,14 @@ Status StreamCommunicator::open(const StreamOptions& options) {
   if (node_.active()) proxy.watch = [carrier = carrier_.get()] { return carrier->watch(); };
   Proxy::Flush flush;
   if (direct_.memory().host_view) flush = [carrier = carrier_.get()] { return carrier->flush(); };
-  proxy_ = std::make_unique<Proxy>(
+  auto made = std::make_unique<Proxy>(
       mailbox(),
       [carrier = carrier_.get()](std::uint32_t plan, Sequence sequence) {
         return carrier->carry(plan, sequence);
       },
       std::move(flush), proxy);
+  R2CCL_TRY(made->start());
+  proxy_ = std::move(made);
   return {};
 }
 
@@ -119,6 +121,8 @@ void StreamCommunicator::close() {
   if (node_.active() && status.ok()) status = quiesce();
   if (whole().ok()) closed_ = std::move(status);
   if (closed_.ok()) closed_ = whole();
+  // Kernels of local peers signal the loss to this rank's memory, perhaps later.
+  if (!closed_.ok()) node_.keep_memory();
   // Proxies of this rank and other ranks may wait for collectives that are never posted.
   if (!closed_.ok()) {
     communicator_.abort(closed_.message());

@@ -76,6 +76,22 @@ class StreamCommunicator {
   // Makes later work of the stream wait for all ranks.
   Status barrier(cuda::Stream stream);
 
+  // ---- the comparison of positions (R2CCL_CONSENSUS), in the order of the stream ----
+  // Without effect if it is off; see Communicator.  A stream that is being captured is refused.
+  // Ends the open step and begins step `step`.  Without `compare` the open step ends without a
+  // comparison.
+  Status begin_step(cuda::Stream stream, std::uint32_t step, std::string about,
+                    bool compare = true);
+  // Ends the open step: ranks compare its calls, captured calls included, once the stream gets
+  // here.  No later work of the stream waits for the comparison; await_steps() does.
+  Status end_step(cuda::Stream stream);
+  // Makes a rank that replays another captured graph than other ranks an error; see Communicator.
+  void compare_captures();
+  // Returns the number of steps whose end was enqueued.
+  [[nodiscard]] std::uint64_t steps_ended();
+  // Waits until the first `steps` of these steps were compared; returns failure().
+  [[nodiscard]] Status await_steps(std::uint64_t steps);
+
   // Gathers `count` elements of each rank, but leaves the shards in staging memory.  Kernels of the
   // caller, next in the stream, wait for the shards and read them; see slots().  Returns an error
   // if a shard exceeds Slots::most_bytes.
@@ -221,6 +237,9 @@ class StreamCommunicator {
   [[nodiscard]] std::span<const std::size_t> own(std::span<const std::size_t> counts) const;
 
   std::uint32_t add_plan(const Plan& plan, bool captured, const Slice& of);
+  // With the lock held: posts a plan without data.
+  Status post(cuda::Stream stream, Plan plan);
+  Status post_end(cuda::Stream stream);
 
   Communicator& communicator_;
   const std::uint64_t staging_bytes_;
@@ -246,7 +265,9 @@ class StreamCommunicator {
   cuda::Function deliver_shard_kernel_ = nullptr;
   cuda::Function quiesce_kernel_ = nullptr;
 
-  std::mutex call_mutex_;  // held during a call
+  std::mutex call_mutex_;  // held during a call; protects the steps
+  bool step_open_ = false;
+  std::uint64_t steps_ended_ = 0;
 
   std::unique_ptr<Carrier> carrier_;  // null if never opened
   std::unique_ptr<Proxy> proxy_;      // null if closed; the proxy's thread uses carrier_

@@ -23,7 +23,8 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 import r2serve.engines.vllm as plugin
-from r2serve.engines.vllm import flag, nodes, patches
+from r2serve.engines import flag, nodes
+from r2serve.engines.vllm import carried, patches
 from r2serve.engines.vllm.platform import make_platform
 from r2serve.errors import ConfigError
 
@@ -34,7 +35,7 @@ Ours = make_platform(CpuPlatform, "R2cclCpuPlatform")
 @pytest.fixture(autouse=True)
 def nothing_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Starts each test without flag and options, and restores the environment afterwards."""
-    for variable in flag.CARRIED:
+    for variable in carried.CARRIED:
         # makes monkeypatch restore the variable even if the test sets it
         monkeypatch.setenv(variable, "")
         monkeypatch.delenv(variable)
@@ -122,7 +123,7 @@ def test_vllm_activates_the_plugin_and_loading_it_is_light() -> None:
         "from vllm.platforms import current_platform;"
         "print(type(current_platform).__name__, 'r2serve._core' in sys.modules)"
     )
-    environment = {k: v for k, v in os.environ.items() if k not in flag.CARRIED}
+    environment = {k: v for k, v in os.environ.items() if k not in carried.CARRIED}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
@@ -147,7 +148,7 @@ def test_without_the_flag_the_engine_configuration_is_left_alone() -> None:
     config = engine_config(other=1)
     Ours.check_and_update_config(config)
     assert config.additional_config == {"other": 1}
-    assert flag.WORKERS_VARIABLE not in os.environ
+    assert carried.WORKERS_VARIABLE not in os.environ
 
 
 def test_wrong_options_do_not_matter_without_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,9 +324,9 @@ def test_compiler_passes_run_on_the_cpu_only_on_request(
 
 
 def test_ray_carries_the_choice_and_the_options() -> None:
-    carried = Ours.additional_env_vars
-    assert {flag.VARIABLE, flag.WORKERS_VARIABLE, "R2CCL_RAILS", "R2CCL_NODE"} <= set(carried)
-    assert set(CpuPlatform.additional_env_vars) <= set(carried)
+    variables = Ours.additional_env_vars
+    assert {flag.VARIABLE, carried.WORKERS_VARIABLE, "R2CCL_RAILS", "R2CCL_NODE"} <= set(variables)
+    assert set(CpuPlatform.additional_env_vars) <= set(variables)
 
 
 # ---- the command line ----

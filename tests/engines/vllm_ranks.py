@@ -30,8 +30,9 @@ from vllm.platforms import current_platform
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
+from r2serve.engines import flag
 from r2serve.engines.torch import landing
-from r2serve.engines.vllm import ending, flag, patches
+from r2serve.engines.vllm import ending, patches
 from r2serve.engines.vllm.platform import make_platform
 from r2serve.engines.vllm.worker import trusted
 from r2serve.errors import R2cclError

@@ -107,6 +107,41 @@ TEST_F(MemoryPoolTest, MemoryOfARemovedDeviceIsWithdrawn) {
   EXPECT_NE(pool.withdrawal_of("near"), withdrawn);
 }
 
+// The device is lost, and its event has not arrived yet.
+TEST_F(MemoryPoolTest, AGoneDeviceIsSkippedAndDistrusted) {
+  verbs->add_device("far");
+  for (const int error : {0, EIO, ENODEV, ENXIO}) {
+    MemoryPool used;
+    ASSERT_TRUE(used.add_device(open()).ok());
+    ASSERT_TRUE(used.add_device(std::move(verbs->open("far").value())).ok());
+    if (error == 0)
+      verbs->remove("near");
+    else
+      verbs->fail_sharing("near", error);
+    std::byte* const memory = used.allocate(5000);
+    ASSERT_NE(memory, nullptr) << used.last_error();
+    const Status status = used.register_buffer(span());
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_FALSE(used.find("near", memory, 5000).has_value());
+    EXPECT_TRUE(used.find("far", memory, 5000).has_value());
+    EXPECT_TRUE(used.find("far", buffer.data(), 1000).has_value());
+    EXPECT_EQ(used.take_distrusted(), std::set<std::string>{"near"});
+    verbs->plug_in("near");
+    verbs->fail_sharing("near", 0);
+  }
+}
+
+TEST_F(MemoryPoolTest, APresentDeviceThatRefusesMemoryIsAnError) {
+  verbs->add_device("far");
+  ASSERT_TRUE(pool.add_device(open()).ok());
+  ASSERT_TRUE(pool.add_device(std::move(verbs->open("far").value())).ok());
+  verbs->fail_sharing("near", ENOMEM);
+  EXPECT_EQ(pool.allocate(5000), nullptr);
+  EXPECT_NE(pool.last_error().find("registering"), std::string::npos) << pool.last_error();
+  EXPECT_FALSE(pool.register_buffer(span()).ok());
+  EXPECT_TRUE(pool.take_distrusted().empty());
+}
+
 TEST_F(MemoryPoolTest, OverlappingBuffersAreRefused) {
   ASSERT_TRUE(pool.add_device(open()).ok());
   const auto part = [this](std::size_t first, std::size_t bytes) {

@@ -74,7 +74,7 @@ def patient(*nics: Nic, **changes: Any) -> Patient:
         modules=frozenset({"mlx5_ib"}),
         rules=Rules(()),
         pfc=lambda _: PFC_ON,
-        arp_ignore=lambda _: 0,
+        setting=lambda *_: 0,
     )
     return dataclasses.replace(healthy, **changes)
 

@@ -14,7 +14,7 @@ from timely import timely
 from r2serve import Communicator
 from r2serve.config import Config
 from r2serve.observe import journal
-from r2serve.observe.attribution import Attribution, NewRequest, Step
+from r2serve.observe.attribution import Attribution, NewRequest, Step, next_step
 
 OUTAGE_S = 0.2
 
@@ -40,6 +40,7 @@ class Job:
 
         self.ranks = list(self.pool.map(make, range(2)))
         self.engine = self.ranks[0]._process.engine
+        self.number = 0
         self.attribution = Attribution(lambda: [self.engine], {"model_name": "m", "engine": "3"})
 
     def all_reduce(self, *, outage: bool = False) -> float:
@@ -87,7 +88,8 @@ class Job:
         fields |= parts
         if not fields["prefill"]:
             fields.setdefault("tokens", len(fields["decode"]))
-        self.attribution.began(Step(**fields))
+        self.number = next_step(self.number)
+        self.attribution.began(Step(number=self.number, **fields))
         took_s = self.all_reduce(outage=outage)
         self.attribution.ended(sampled=True)
         return took_s

@@ -16,7 +16,12 @@ from timely import timely
 from r2serve import sites
 from r2serve.communicator import Communicator
 from r2serve.config import Config
-from r2serve.errors import InvalidArgumentError, OrderMismatchError, R2cclError
+from r2serve.errors import (
+    ConfigError,
+    InvalidArgumentError,
+    OrderMismatchError,
+    R2cclError,
+)
 
 
 def join_all(threads: list[threading.Thread]) -> None:
@@ -247,7 +252,7 @@ def test_other_settings_on_a_rank_are_refused() -> None:
             consensus=("off", "step")[rank],
             connect_timeout_s=20.0,
         )
-        with pytest.raises(R2cclError) as caught:
+        with pytest.raises((ConfigError, R2cclError)) as caught:
             Communicator.standalone("127.0.0.1", port, rank, 2, config=config, share_engine=False)
         texts[rank] = str(caught.value)
 
@@ -256,6 +261,29 @@ def test_other_settings_on_a_rank_are_refused() -> None:
         thread.start()
     join_all(threads)
     assert all("consensus" in text for text in texts), texts
+
+
+def test_names_of_each_call_take_limited_memory() -> None:
+    """The newest names stay known, in the errors as well."""
+    count = 3 * sites.MOST
+
+    def body(communicator: Communicator) -> None:
+        if communicator.rank == 0:
+            for number in range(count):
+                sites.mark(f"step {number}")
+        communicator.barrier(name=f"step {count - communicator.rank}")
+
+    said = [str(error) for error in run_pair(body, consensus="site-error")]
+    assert f"at name 'step {count}'" in said[0]
+    assert f"at name 'step {count - 1}'" in said[1]
+    assert len(sites._named) <= sites.MOST
+
+
+def test_generated_code_takes_limited_memory() -> None:
+    for number in range(2 * sites.MOST):
+        code = compile("mark(None)", f"/srv/made_{number}.py", "exec")
+        exec(code, {"__name__": "made", "mark": sites.mark})
+    assert len(sites._known) <= sites.MOST
 
 
 @pytest.mark.parametrize(

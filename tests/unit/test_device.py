@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +15,20 @@ import pytest
 import torch
 from captured import Captured, Looks
 from pairs import free_port
+from timely import timely
 
 from r2serve import _core, device
 from r2serve.communicator import Communicator
 from r2serve.config import Config
 from r2serve.device import DeviceCommunicator
-from r2serve.errors import AbortedError, ConfigError, InternalError, InvalidArgumentError
+from r2serve.errors import (
+    AbortedError,
+    ConfigError,
+    InternalError,
+    InvalidArgumentError,
+    OrderMismatchError,
+)
+from r2serve.observe import journal
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if HAS_GPU else torch.device("cpu")
@@ -229,6 +238,88 @@ def test_ranks_agree_on_their_options(ranks: Ranks, option: str, value: Any, sai
         ranks.make(**{option: value})
 
 
+@pytest.fixture
+def stepping(ranks: Ranks) -> Iterator[list[DeviceCommunicator]]:
+    ranks.options["consensus"] = "step"
+    made = ranks.make()
+    yield made
+    ranks.run(DeviceCommunicator.close, made)
+
+
+@pytest.mark.parametrize("parts_by", ["graph", "skipped replay", "skipped call", "step"])
+def test_ranks_that_part_get_an_error_in_that_step(
+    ranks: Ranks, stepping: list[Any], cuda_driver: str, parts_by: str
+) -> None:
+    captured_by_all = threading.Barrier(2)
+
+    def rank_main(rank: int) -> str:
+        communicator = stepping[rank]
+        communicator.compare_captures()
+        source, total = ones(64), ones(64)
+
+        def body() -> None:
+            communicator.all_reduce(source, out=total)
+
+        graphs = [Captured(communicator, cuda_driver, body)]
+        graphs.append(Captured(communicator, cuda_driver, body, beside=graphs[0]))
+        captured_by_all.wait(300)
+
+        def step(communicator: Any, number: int, parts: str = "") -> None:
+            number += parts == "step"
+            with communicator.step(number, f"requests of {rank}"):
+                graphs[parts == "graph"].replay()
+                if parts != "skipped call":
+                    communicator.all_reduce(source, out=total)
+                if parts != "skipped replay":
+                    graphs[0].replay()
+            settle()
+            graphs[0].synchronise()
+
+        def step_and_check(number: int, parts: str = "") -> None:
+            step(communicator, number, parts)
+            communicator.check()
+
+        for number in (1, 2):
+            step_and_check(number)
+        with pytest.raises(OrderMismatchError) as caught:
+            step_and_check(3, parts_by if rank == 1 else "")
+        return str(caught.value)
+
+    for rank, text in enumerate(ranks.run(rank_main, range(2))):
+        assert "step 3" in text
+        assert f"requests of {rank}" in text
+
+
+def test_a_check_of_an_earlier_step_does_not_wait_for_a_later_step(
+    ranks: Ranks, stepping: list[Any]
+) -> None:
+    """Rank 0 has ended a step that rank 1 has not begun; the step before is compared."""
+    ended = threading.Event()
+
+    def rank_main(rank: int) -> None:
+        communicator = stepping[rank]
+        with communicator.step(1):
+            communicator.all_reduce(ones(3))
+        settle()
+        before = device.steps_ended()
+        assert before[communicator] == 1
+        if rank == 1:
+            assert ended.wait(300)
+        with communicator.step(2):
+            pass
+        device.DeviceCommunicator.check(communicator, before[communicator])
+        ended.set()
+        communicator.check()
+
+    ranks.run(rank_main, range(2))
+
+
+def test_a_step_out_of_range_is_refused(stepping: list[Any]) -> None:
+    for number in (0, 2**32):
+        with pytest.raises(InvalidArgumentError, match=f"number: is {number}"):
+            stepping[0].step(number)
+
+
 def test_gpudirect_needs_driver_support(cuda_driver: str, show: Callable[[str], None]) -> None:
     """The driver exports dma-bufs, or GPUDirect is refused with a reason.
 
@@ -242,6 +333,51 @@ def test_gpudirect_needs_driver_support(cuda_driver: str, show: Callable[[str], 
         assert gpu["dma_buf"] or why_not
     else:
         assert why_not == "" if gpu["dma_buf"] else "dma-buf" in why_not
+
+
+class Stopped(Exception):
+    """Raised by a handler."""
+
+
+def test_a_handlers_exception_ends_the_start(ranks: Ranks) -> None:
+    """Rank 1 sleeps after the agreement, while rank 0 waits for rank 1 in the core."""
+    port = free_port()
+    over = threading.Event()
+
+    def host(rank: int) -> Communicator:
+        config = Config(rails="127.0.0.1", node=f"n{rank}", **ranks.options)
+        return Communicator.standalone(
+            "127.0.0.1", port, rank, 2, name="tp", config=config, share_engine=False
+        )
+
+    def sleep_after_the_agreement() -> None:
+        with host(1) as communicator:
+            device._agree(communicator)
+            assert over.wait(300)
+
+    def waits(communicator: Communicator) -> bool:
+        read = journal.parse(communicator._process.engine.journal_bytes(), events=False)
+        return any(group.name == "tp/device" and group.call for group in read.groups)
+
+    def send_signal(communicator: Communicator) -> None:
+        timely(lambda: waits(communicator), "rank 0 waits for rank 1", 300)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def stop(_: int, __: object) -> None:
+        raise Stopped
+
+    late = ranks.pool.submit(sleep_after_the_agreement)
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        with host(0) as communicator:
+            sender = ranks.pool.submit(send_signal, communicator)
+            with pytest.raises(Stopped):
+                DeviceCommunicator(communicator, DEVICE)
+            sender.result(RESULT_TIMEOUT_S)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        over.set()
+    late.result(RESULT_TIMEOUT_S)
 
 
 def test_required_gpudirect_without_support_fails_the_start(ranks: Ranks) -> None:

@@ -18,7 +18,8 @@ import vllm
 from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
 from vllm.platforms.cpu import CpuPlatform
 
-from r2serve.engines.vllm import combinations, flag, gpus, releases
+from r2serve.engines import flag, releases
+from r2serve.engines.vllm import carried, combinations, gpus
 from r2serve.engines.vllm.cuda_communicator import SpanningCudaCommunicator
 from r2serve.engines.vllm.platform import make_platform
 from r2serve.errors import ConfigError
@@ -46,7 +47,7 @@ OnGpus = make_platform(Cuda, "R2cclPlatformOfThisTest")
 
 @pytest.fixture(autouse=True)
 def nothing_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in flag.CARRIED:
+    for variable in carried.CARRIED:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(gpus, "check", lambda *_: None)
     releases.warn_if_unsupported.cache_clear()
@@ -253,7 +254,9 @@ def test_a_release_out_of_the_supported_range_is_named_once(
 
 def test_the_package_requires_the_supported_releases() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["optional-dependencies"]["vllm"] == [f"vllm{releases.SUPPORTED}"]
+    extras = project["optional-dependencies"]
+    for engine, supported in releases.SUPPORTED.items():
+        assert extras[engine] == [f"{engine}{supported}"]
 
 
 def test_serving_imports_no_table_of_rows() -> None:

@@ -24,7 +24,8 @@ from vllm.platforms.cpu import CpuPlatform
 from r2serve.communicator import Communicator
 from r2serve.config import Config
 from r2serve.device import DeviceCommunicator
-from r2serve.engines.vllm import flag, fusion, fusion_range, gpus
+from r2serve.engines import flag
+from r2serve.engines.vllm import carried, fusion, fusion_range, gpus
 from r2serve.engines.vllm.cuda_communicator import SpanningCudaCommunicator
 from r2serve.engines.vllm.platform import make_platform
 from r2serve.fused import FusedReduce
@@ -240,7 +241,7 @@ def ranges(
     Args:
         hidden: hidden size of a model, then of parts and drafts sharing the configuration.
     """
-    for variable in set(flag.CARRIED) - {"R2CCL_FUSE", "R2CCL_NODE"}:
+    for variable in set(carried.CARRIED) - {"R2CCL_FUSE", "R2CCL_NODE"}:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(gpus, "check", lambda *_: None)
     executor = parallel.pop("executor", "mp")

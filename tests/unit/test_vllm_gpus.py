@@ -20,7 +20,8 @@ from vllm.distributed.device_communicators.base_device_communicator import Devic
 from vllm.platforms.cpu import CpuPlatform
 
 from r2serve import _core
-from r2serve.engines.vllm import flag, gpus
+from r2serve.engines import flag
+from r2serve.engines.vllm import carried, gpus
 from r2serve.engines.vllm.cuda_communicator import SpanningCudaCommunicator
 from r2serve.engines.vllm.platform import make_platform
 from r2serve.errors import ConfigError
@@ -124,7 +125,7 @@ class Cuda(CpuPlatform):  # type: ignore[misc]
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    for variable in flag.CARRIED:
+    for variable in carried.CARRIED:
         monkeypatch.delenv(variable, raising=False)
     two_nodes = ParallelConfig(nnodes=2, tensor_parallel_size=2, master_addr="127.0.0.1")
     made = VllmConfig(parallel_config=two_nodes)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from r2serve.engines.vllm import flag
+from r2serve.engines import flag
 from r2serve.observe import files, journal
 from r2serve.process import KEPT_JOURNALS
 

@@ -313,6 +313,6 @@ def test_the_pin_is_read_from_this_project() -> None:
 
 
 def test_the_demos_share_of_a_gpu() -> None:
-    from r2serve.lab.serving.serve import GPU_SHARE
+    from r2serve.lab.serving.vllm import GPU_SHARE
 
     assert float(GPU_SHARE) == needs.SHARE_OF_ONE

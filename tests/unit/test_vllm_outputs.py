@@ -102,17 +102,30 @@ def test_an_output_is_checked_after_its_arrival(
     calls: list[str] = []
     output = output_of(interface)
     output.get_output = lambda: calls.append("get_output")
-    monkeypatch.setattr(worker, "check_all", lambda: calls.append("check"))
+    monkeypatch.setattr(worker, "check_all", lambda _: calls.append("check"))
     given = worker.trusted(output)
     assert calls == []
     given.get_output()
     assert calls == ["get_output", "check"]
 
 
+def test_an_output_waits_for_no_later_step(
+    interface: type[ABC], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With asynchronous scheduling, the next step is in the stream before the output is taken."""
+    ended, checked = {"tp": 7}, []
+    monkeypatch.setattr(worker, "steps_ended", lambda: dict(ended))
+    monkeypatch.setattr(worker, "check_all", checked.append)
+    given = worker.trusted(output_of(interface))
+    ended["tp"] = 8
+    given.get_output()
+    assert checked == [{"tp": 7}]
+
+
 def test_an_invalid_output_is_not_returned(
     interface: type[ABC], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> None:
+    def fail(_: object) -> None:
         raise LOST
 
     ended: list[BaseException] = []

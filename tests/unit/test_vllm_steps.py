@@ -10,9 +10,10 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from r2serve.engines.vllm import compared, flag, worker
+from r2serve.engines import flag
+from r2serve.engines.vllm import compared, worker
 from r2serve.errors import OrderMismatchError
-from r2serve.observe.attribution import Attribution, NewRequest
+from r2serve.observe.attribution import LAST_STEP, Attribution, NewRequest, next_step
 
 
 def scheduled(
@@ -49,43 +50,43 @@ def scheduled(
 
 def test_a_chunked_prompt_yields_with_its_last_chunk() -> None:
     known = Attribution(list)
-    step = worker.step_of(scheduled(new=[("a", 100, 0, 60), ("b", 10, 4, 6)]), known)
+    step = worker.step_of(1, scheduled(new=[("a", 100, 0, 60), ("b", 10, 4, 6)]), known)
     assert (step.prefill, step.decode, step.yielding) == (["a", "b"], [], ["b"])
     assert step.new == [NewRequest("a", "a", 100), NewRequest("b", "b", 10)]
     known.began(step)
-    step = worker.step_of(scheduled(cached=[("a", 60, 0, 30), ("b", 10, 1, 1)]), known)
+    step = worker.step_of(1, scheduled(cached=[("a", 60, 0, 30), ("b", 10, 1, 1)]), known)
     assert (step.prefill, step.decode, step.yielding) == (["a"], ["b"], ["b"])
-    step = worker.step_of(scheduled(cached=[("a", 90, 0, 10)], finished={"b"}), known)
+    step = worker.step_of(1, scheduled(cached=[("a", 90, 0, 10)], finished={"b"}), known)
     assert (step.prefill, step.yielding, set(step.finished)) == (["a"], ["a"], {"b"})
 
 
 def test_one_each_marks_steps_of_one_token_a_request() -> None:
     known = Attribution(list)
-    assert not worker.step_of(scheduled(), known).one_each  # no request has a computed token
-    assert not worker.step_of(scheduled(new=[("a", 10, 0, 10)]), known).one_each
-    assert worker.step_of(scheduled(cached=[("a", 10, 1, 1), ("b", 9, 4, 1)]), known).one_each
+    assert not worker.step_of(1, scheduled(), known).one_each  # no request has a computed token
+    assert not worker.step_of(1, scheduled(new=[("a", 10, 0, 10)]), known).one_each
+    assert worker.step_of(1, scheduled(cached=[("a", 10, 1, 1), ("b", 9, 4, 1)]), known).one_each
     # A request is computed again after a preemption, together with a decoding request.
     again = scheduled(cached=[("a", 0, 5, 15), ("b", 9, 4, 1)])
-    step = worker.step_of(again, known)
+    step = worker.step_of(1, again, known)
     assert (step.prefill, step.one_each, step.tokens) == ([], False, 16)
 
 
 def test_a_preempted_request_continues_as_decode() -> None:
     known = Attribution(list)
-    known.began(worker.step_of(scheduled(new=[("a", 10, 0, 10)]), known))
+    known.began(worker.step_of(1, scheduled(new=[("a", 10, 0, 10)]), known))
     known.ended(sampled=True)
     for made in range(1, 4):
-        known.began(worker.step_of(scheduled(cached=[("a", 9 + made, made, 1)]), known))
+        known.began(worker.step_of(1, scheduled(cached=[("a", 9 + made, made, 1)]), known))
         known.ended(sampled=True)
     again = scheduled(new=[("a", 10, 0, 8)])
     again.scheduled_new_reqs[0].prefill_token_ids = [1] * 14
-    step = worker.step_of(again, known)
+    step = worker.step_of(1, again, known)
     assert (step.prefill, step.decode, step.yielding) == ([], ["a"], [])
     known.began(step)
     known.ended(sampled=True)
     assert known._running["a"].tokens == 4
     again.scheduled_new_reqs[0].num_computed_tokens = 6
-    assert worker.step_of(again, known).yielding == ["a"]
+    assert worker.step_of(1, again, known).yielding == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -106,9 +107,10 @@ def test_an_error_while_recording_a_step_does_not_fail_the_step(
 ) -> None:
     monkeypatch.setattr(worker.process, "has_engines", lambda: True)
     steps = worker.FollowedSteps()
-    steps.began(SimpleNamespace(num_scheduled_tokens={}))  # an output without the expected fields
+    without_fields = SimpleNamespace(num_scheduled_tokens={})
+    steps.began(1, without_fields)
     steps.ended(sampled=True)
-    steps.began(scheduled())
+    steps.began(2, scheduled())
     assert caplog.text.count("per-request impact is disabled") == 1
 
 
@@ -155,6 +157,73 @@ def test_engines_compare_steps_unless_told_otherwise(
 def test_a_step_names_its_first_requests(count: int, text: str) -> None:
     scheduled_tokens = {f"cmpl-{number}-0a1b2c3d": 1 for number in range(count)}
     assert compared.named(scheduled_tokens) == text
+
+
+class PlayedGroup:
+    """A group of a scheduler that records the calls of a step."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+
+    def step(self, number: int, about: str) -> None:
+        self.calls.append(("step", number, about))
+
+    def mark_step(self, number: int, about: str) -> None:
+        self.calls.append(("mark", number))
+
+    def post_position(self) -> None:
+        self.calls.append(("post",))
+
+    def end_step(self) -> None:
+        self.calls.append(("end",))
+
+
+def test_a_stall_and_a_mismatch_have_the_same_step_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal and the comparison get the worker's number, also if one began to count later."""
+
+    class Base:
+        def __init__(self) -> None:
+            names = SimpleNamespace(served_model_name="m")
+            self.vllm_config = SimpleNamespace(
+                model_config=names, parallel_config=SimpleNamespace(data_parallel_index=0)
+            )
+
+        def execute_model(self, _: object) -> None:
+            return None
+
+        def sample_tokens(self, _: object) -> None:
+            return None
+
+    announced: list[int] = []
+    engine = SimpleNamespace(
+        set_step=announced.append, stalled_ns=0, journal_path="", journal_bytes=bytes
+    )
+    has_engines = False
+    monkeypatch.setattr(worker.process, "has_engines", lambda: has_engines)
+    monkeypatch.setattr(worker.process, "opened", lambda: [SimpleNamespace(engine=engine)])
+    here = worker.make_worker(Base, "PlayedWorker")()
+    group, stage = PlayedGroup(), PlayedGroup()
+    here._r2serve_compared._meeting, here._r2serve_compared._pipelined = [group], [stage]
+    for number in range(1, 4):
+        has_engines = number > 1
+        here.execute_model(scheduled(cached=[("a", 9 + number, number, 1)]))
+        here.sample_tokens(None)
+    assert group.calls == [
+        call
+        for number in range(1, 4)
+        for call in (("step", number, "requests a"), ("post",), ("end",))
+    ]
+    assert stage.calls == [("mark", number) for number in range(1, 4)]
+    assert [number for number in announced if number] == [2, 3]
+
+
+def test_numbers_of_steps_never_are_0() -> None:
+    assert [next_step(number) for number in (0, 1, LAST_STEP - 1, LAST_STEP)] == [
+        1,
+        2,
+        LAST_STEP,
+        1,
+    ]
 
 
 def test_only_groups_of_one_scheduler_replay_alike() -> None:

@@ -151,9 +151,16 @@ Status MemoryPool::share(std::byte* at, Region& region, VerbsDevice& device) {
   return {};
 }
 
+// Between its loss and its removal from the pool, a device must not fail the rails of other
+// devices.
 Status MemoryPool::share_with_all(std::byte* at, Region& region) {
-  for (const auto& [name, device] : devices_)
-    if (!region.with.contains(name)) R2CCL_TRY(share(at, region, *device.open));
+  for (const auto& [name, device] : devices_) {
+    if (region.with.contains(name)) continue;
+    Status status = share(at, region, *device.open);
+    if (status.ok()) continue;
+    if (!device.open->gone()) return status;
+    distrust(name);
+  }
   return {};
 }
 

@@ -51,8 +51,8 @@ class MemoryPool final : public StreamMemory {
   using Withdrawal = std::shared_ptr<const std::atomic<bool>>;
   // Returns the flag of the device as it is open now; null if the pool does not have the device.
   [[nodiscard]] Withdrawal withdrawal_of(const std::string& device) const;
-  // Marks a device that does not make or end a queue pair in time.  The caller of take_distrusted()
-  // must remove the device.
+  // Marks a device that is gone, or does not make or end a queue pair in time.  The caller of
+  // take_distrusted() must remove the device.
   void distrust(const std::string& device);
   [[nodiscard]] std::set<std::string> take_distrusted() { return std::exchange(distrusted_, {}); }
   // Drops all registrations without freeing them.  For a forked child: the registrations belong to
@@ -129,7 +129,8 @@ class MemoryPool final : public StreamMemory {
                                                           std::span<std::byte> memory);
   Status register_memory(std::span<std::byte> memory, DmaBuf dma_buf);
   Status share(std::byte* at, Region& region, VerbsDevice& device);
-  // Registers the region with every device that lacks the region.
+  // Registers the region with every device that lacks the region.  A device that is gone is skipped
+  // and distrusted.
   Status share_with_all(std::byte* at, Region& region);
 
   std::map<std::string, Device> devices_;

@@ -316,10 +316,15 @@ def use_management_address(address: str | None) -> None:
 _GROUPS: weakref.WeakSet[R2cclGroup] = weakref.WeakSet()
 
 
+def open_groups() -> list[R2cclGroup]:
+    """Returns the groups of this process, without those of a parent before a fork."""
+    return [group for group in _GROUPS if not group._origin.foreign]
+
+
 @before_exit
 def _leave_all() -> None:
     """Closes groups left open at exit, so that their peers are notified before links close."""
-    groups = [group for group in _GROUPS if not group._origin.foreign]
+    groups = open_groups()
     for group in groups:  # a GPU that waits in a group would keep other groups from ending
         if not group._streams.idle():
             group._streams.abort("the process ends")

@@ -24,8 +24,9 @@ def register() -> str | None:
     """
     from vllm.platforms import builtin_platform_plugins
 
-    from r2serve.engines.vllm import classes
+    from r2serve.engines.vllm import classes, exit_status
 
+    exit_status.hear_deaths()
     picked = [name for probe in builtin_platform_plugins.values() if (name := probe()) is not None]
     if len(picked) != 1:
         return None

@@ -15,6 +15,7 @@ from typing import Any
 from vllm.distributed import parallel_state
 
 from r2serve import Communicator
+from r2serve.device import DeviceCommunicator
 from r2serve.engines.vllm.request_ids import client_name
 
 _MEETING = ("tp", "dcp")
@@ -31,17 +32,16 @@ def replays_alike(group: str) -> bool:
 
 
 class ComparedSteps:
-    """The steps of a worker, in the groups of its scheduler that r2ccl carries in host memory."""
+    """The steps of a worker, in the groups of its scheduler that r2ccl carries."""
 
     def __init__(self, *, drafts: bool = False) -> None:
         """``drafts``: sampling may make calls, because a model drafts tokens."""
         self._drafts = drafts
-        self._number = 0
-        self._meeting: Sequence[Communicator] | None = None
-        self._pipelined: Sequence[Communicator] = ()
+        self._meeting: Sequence[Communicator | DeviceCommunicator] | None = None
+        self._pipelined: Sequence[Communicator | DeviceCommunicator] = ()
 
-    def began(self, output: Any) -> None:
-        """Begins the step of a SchedulerOutput.
+    def began(self, number: int, output: Any) -> None:
+        """Begins step ``number``, the step of a SchedulerOutput.
 
         Raises:
             R2cclError: the ranks have parted in the step before, or the group has failed.
@@ -50,12 +50,11 @@ class ComparedSteps:
             self._meeting, self._pipelined = _carried(_MEETING), _carried(_PIPELINED)
         if not self._meeting and not self._pipelined:
             return
-        self._number = self._number % (2**32 - 1) + 1
         about = named(output.num_scheduled_tokens)
         for group in self._meeting:
-            group.step(self._number, about)
+            group.step(number, about)
         for group in self._pipelined:  # stages are at different steps and must not wait
-            group.mark_step(self._number, about)
+            group.mark_step(number, about)
 
     def computed(self) -> None:
         """Sends the positions before the tokens are sampled, if no call follows.
@@ -71,6 +70,9 @@ class ComparedSteps:
 
     def ended(self) -> None:
         """Compares positions, before the step's tokens leave the worker.
+
+        Groups with tensors on GPUs compare in the order of the stream. Their errors are raised by
+        ``r2serve.device.check_all``, before the tokens leave the worker.
 
         Raises:
             R2cclError: the ranks have parted in this step, or the group has failed.
@@ -94,11 +96,13 @@ def named(scheduled: dict[str, int]) -> str:
     return f"requests {names}" + (f" and {more} more" if more > 0 else "") if names else ""
 
 
-def _carried(kinds: Sequence[str]) -> list[Communicator]:
+def _carried(kinds: Sequence[str]) -> list[Communicator | DeviceCommunicator]:
     found = []
     for name, reference in list(parallel_state._groups.items()):
         group = reference()
         carrier = getattr(getattr(group, "device_communicator", None), "r2ccl", None)
-        if name.partition(":")[0] in kinds and isinstance(carrier, Communicator):
+        if name.partition(":")[0] in kinds and isinstance(
+            carrier, Communicator | DeviceCommunicator
+        ):
             found.append(carrier)
     return found

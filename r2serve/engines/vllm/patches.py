@@ -18,6 +18,7 @@ from r2serve.engines.vllm.classes import (
     of_each,
     row,
 )
+from r2serve.engines.vllm.exit_status import DEATH, DEATHS
 from r2serve.engines.vllm.patches_collectives import COMMUNICATOR_ROWS, FUSION_ROWS
 from r2serve.seams import (
     Accepts,
@@ -271,6 +272,22 @@ _WORKER_ROWS = (
         ),
         StoodInFor("vllm.v1.worker.gpu.async_utils.AsyncOutput", "get_output"),
         StoodInFor("vllm.v1.worker.gpu.async_utils.AsyncPoolingOutput", "get_output"),
+    ),
+    row(
+        "message about a worker that ended",
+        "the process that logs the message ends with a status other than 0, so that a supervisor "
+        "starts the node again",
+        "a node without the HTTP server ends with a status other than 0",
+        There(f"{DEATHS.name}.logger", "init_logger(__name__)"),
+        InOrder(
+            f"{DEATHS.name}.MultiprocExecutor.start_worker_monitor",
+            (
+                "logger.error",
+                repr(f"{DEATH} (exit code: %s), shutting down executor."),
+                "proc.name",
+                "proc.exitcode",
+            ),
+        ),
     ),
     row(
         "SchedulerOutput",

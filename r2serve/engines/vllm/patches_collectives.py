@@ -144,7 +144,7 @@ COMMUNICATOR_ROWS = (
     ),
     row(
         "get_ip",
-        "returns the address of vLLM's own traffic, so that rails do not use the management NIC",
+        "returns the address of vLLM's own traffic, so that its NIC is the last rail among equals",
         "",
         Accepts("vllm.utils.network_utils.get_ip", ""),
         There("vllm.envs.VLLM_HOST_IP"),

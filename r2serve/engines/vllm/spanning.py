@@ -19,7 +19,7 @@ from vllm.ir.ops import fused_add_rms_norm
 
 from r2serve import Communicator, tensors
 from r2serve.config import Config
-from r2serve.engines.vllm import flag, nodes, sidecar
+from r2serve.engines import flag, nodes, sidecar
 from r2serve.engines.vllm.ending import end_worker_soon
 from r2serve.engines.vllm.host_address import host_address
 from r2serve.errors import InvalidArgumentError
@@ -56,7 +56,7 @@ class ChosenByNodes:
         flag.keep_journals()
         flag.compare_steps()
         config = Config.from_env()
-        flag.log_with_vllm(config.log_level)
+        flag.log_with(logging.getLogger("vllm"), config.log_level)
         chosen: type[Any] = cls
         if nodes.spans_nodes(cpu_group, config):
             chosen = cls.spanning

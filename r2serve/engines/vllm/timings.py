@@ -11,12 +11,16 @@ import logging
 import os
 import secrets
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from r2serve.engines.vllm import flag
+from r2serve.config import Config
+from r2serve.engines import flag
+from r2serve.errors import ConfigError
+from r2serve.observe import files
 from r2serve.observe.request_log import LONGEST_NAME, RequestLog
 
 _LOG = logging.getLogger(__name__)
@@ -32,10 +36,15 @@ class RequestTimings(StatLoggerBase):  # type: ignore[misc]
             return
         name = f"frontend-{os.getpid()}-{secrets.token_hex(4)}.requests"
         try:
+            config = Config.from_env()
             self._log = RequestLog(
-                Path(folder) / name, writer="frontend", label=f"engine {engine_index}"
+                Path(folder) / name,
+                writer="frontend",
+                label=f"engine {engine_index}",
+                serving_engine=config.serving_engine,
+                room_for=partial(files.room_for, folder, limit_bytes=config.journal_limit_bytes),
             )
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             _LOG.warning("request timings are disabled: %s", error)
 
     def record(
@@ -51,6 +60,9 @@ class RequestTimings(StatLoggerBase):  # type: ignore[misc]
         try:
             for ended in iteration_stats.finished_requests:
                 self._log.write(_line(ended))
+        except OSError as error:
+            _LOG.warning("request timings are disabled: %s", error)
+            self._log = None
         except Exception:  # noqa: BLE001  an error here would end every request of vLLM
             _LOG.exception("request timings are disabled after an error")
             self._log = None

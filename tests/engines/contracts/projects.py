@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from r2serve.engines.sglang import patches as sglang_rows
 from r2serve.engines.torch import relies_on as torch_rows
 from r2serve.engines.vllm import patches as vllm_rows
 from r2serve.kernels import relies_on as triton_rows
@@ -36,6 +37,7 @@ class Kept:
 
 PROJECTS = (
     Project("vllm", vllm_rows.ROWS, vllm_rows.RELEASES),
+    Project("sglang", sglang_rows.ROWS, sglang_rows.RELEASES),
     Project("torch", torch_rows.ROWS, torch_rows.RELEASES),
     Project("triton", triton_rows.ROWS, triton_rows.RELEASES),
 )

@@ -14,8 +14,8 @@ from contracts import table
 from contracts.projects import FOLDER, PROJECTS, Project, file_of, judge, load, releases
 from contracts.wheels import fetched, read
 
+from r2serve.engines.releases import is_supported
 from r2serve.engines.vllm import patches
-from r2serve.engines.vllm.releases import is_supported
 from r2serve.kernels import relies_on
 from r2serve.seams import Row, StoodInFor, Subclass
 
@@ -82,12 +82,14 @@ def test_the_rows_can_be_read_without_the_engines() -> None:
 
 
 def test_the_releases_are_the_tested_releases_of_the_plugin() -> None:
-    assert all(is_supported(release) for release in patches.RELEASES)
+    assert all(is_supported("vllm", release) for release in patches.RELEASES)
     beyond = [
         f"0.{int(each.split('.')[1]) + step}" for each in patches.RELEASES for step in (-1, 1)
     ]
     tested = {release.rpartition(".")[0] for release in patches.RELEASES}
-    assert not [release for release in beyond if is_supported(release) and release not in tested]
+    assert not [
+        release for release in beyond if is_supported("vllm", release) and release not in tested
+    ]
 
 
 def test_the_table_of_seams_is_up_to_date() -> None:

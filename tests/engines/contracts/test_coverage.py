@@ -8,12 +8,15 @@ import pytest
 from contracts.projects import PROJECTS, Project, load, releases
 from contracts.uses import bases, covered, methods, used
 
+from r2serve.engines.sglang import patches as sglang_patches
+from r2serve.engines.sglang.table import HOOKS, PYNCCL, RESOLUTION_STEP
 from r2serve.engines.vllm import patches
 from r2serve.seams import Subclass, Takes
 
 ROOT = Path(__file__).resolve().parents[3]
 PLUGINS = {
-    name: sorted((ROOT / "r2serve/engines" / name).glob("*.py")) for name in ("vllm", "torch")
+    name: sorted((ROOT / "r2serve/engines" / name).glob("*.py"))
+    for name in ("vllm", "sglang", "torch")
 }
 EXTENDED = [project for project in PROJECTS if project.name in PLUGINS]
 COMMUNICATORS = tuple(patches.COMMUNICATORS)
@@ -28,6 +31,10 @@ MADE = {
         "SpanningCpuCommunicator": COMMUNICATORS,
         "SpanningCudaCommunicator": COMMUNICATORS,
     },
+    "sglang": {
+        "SpanningPyNccl": (PYNCCL.target,),
+        "SpanningCommunicator": (PYNCCL.target,),
+    },
     "torch": {
         "Operations": GROUP,
         "R2cclGroup": GROUP,
@@ -38,6 +45,7 @@ MADE = {
 
 USERS = {
     "vllm": (PLUGINS["vllm"], ("vllm",)),
+    "sglang": (PLUGINS["sglang"], ("sglang",)),
     "torch": (
         [
             *(ROOT / "r2serve").rglob("*.py"),
@@ -116,7 +124,7 @@ def test_methods_that_we_override_have_a_row(project: Project, release: str) -> 
     }
     missing = sorted(overridden - stated)
     assert not missing, f"{project.name} {release}: no row says what these take: {missing}"
-    assert len(overridden) >= 25
+    assert len(overridden) >= {"sglang": 12}.get(project.name, 25)
 
 
 def test_a_use_without_a_row_is_found(tmp_path: Path) -> None:
@@ -137,3 +145,15 @@ def test_a_use_without_a_row_is_found(tmp_path: Path) -> None:
         "vllm.platforms.current_platform.is_rocm",
         "vllm.ir.ops.rms_norm",
     }
+
+
+def test_every_hook_in_sglang_has_a_row() -> None:
+    """A hook is named by a string, which the syntax does not show."""
+    subjects = {e.subject for row in sglang_patches.ROWS for e in row.expects}
+    in_sglang = [each for each in (*HOOKS, PYNCCL) if each.target.startswith("sglang.")]
+    assert len(in_sglang) >= 9
+    assert not [each.target for each in in_sglang if each.target not in subjects]
+    outside = [each.target for each in HOOKS if each not in in_sglang]
+    seams = {row.seam for row in sglang_patches.ROWS}
+    assert not [target for target in outside if target not in seams]
+    assert any(RESOLUTION_STEP in seam for seam in seams)

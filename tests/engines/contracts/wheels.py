@@ -20,7 +20,12 @@ LIMIT_S = 540
 
 # Facts must not depend on the machine, so Python 3.12 on x86-64 is fixed.
 PYTHON = "3.12"
-TAGS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux2014_x86_64")
+TAGS = (
+    "manylinux_2_34_x86_64",
+    "manylinux_2_28_x86_64",
+    "manylinux_2_27_x86_64",
+    "manylinux2014_x86_64",
+)
 
 
 class WheelError(Exception):

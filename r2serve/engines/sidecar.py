@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 
 from r2serve.errors import ConfigError
+from r2serve.observe.files import SIDECAR_LOG
+from r2serve.observe.port_owner import is_taken, owner_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -64,20 +66,36 @@ def start_once() -> None:
         return
     words = ["sidecar", "--host", host, "--port", str(port), "--journal-dir", folder]
     words += ["--until", str(os.getpid())]
+    if name := os.environ.get("R2CCL_SERVING_ENGINE"):
+        words += ["--engine", name]
+    owner = owner_of(host, port) if is_taken(host, port) else ""
+    log = None
     try:
-        log = _open_log(Path(folder) / "sidecar.log")
-        with os.fdopen(log, "ab") as output:
-            subprocess.Popen(
-                [sys.executable, "-c", "from r2serve.cli import main; main()", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        log = _open_log(Path(folder) / SIDECAR_LOG)
+    except OSError as error:
+        _LOG.warning("the sidecar's messages appear here: %s", error)
+    try:
+        subprocess.Popen(
+            [sys.executable, "-c", "from r2serve.cli import main; main()", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,  # None: as the engine's
+            stderr=log,
+            start_new_session=True,
+        )
     except OSError as error:
         _LOG.warning("sidecar not started: %s; the engine runs without metrics of rails", error)
         return
-    _LOG.info("sidecar: %s, log: %s/sidecar.log", url(), folder)
+    finally:
+        if log is not None:
+            os.close(log)
+    _LOG.info("sidecar: %s, log: %s/%s", url(), folder, SIDECAR_LOG)
+    if owner:
+        _LOG.warning(
+            "%s is taken by %s: this engine's sidecar tries again for 90 s; name another port with "
+            "--r2serve-sidecar",
+            url(),
+            owner,
+        )
 
 
 def _open_log(path: Path) -> int:

@@ -28,7 +28,7 @@ def spans_nodes(group: ProcessGroup, config: Config) -> bool:
 def latest_group_spans_nodes() -> bool:
     """Returns the answer for the most recent group.
 
-    vLLM asks the platform how to call a group's collectives right after the creation of the group's
+    An engine may ask how to call a group's collectives right after the creation of the group's
     communicator, without a name of the group.
     """
     return _latest_spans_nodes

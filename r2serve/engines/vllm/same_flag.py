@@ -1,0 +1,92 @@
+"""Comparison of ``--distributed-backend`` between the ranks of an engine.
+
+A start script of one node may lack the flag. Both kinds of ranks load this plugin, so every rank
+tells its choice over torch's own store, before the first communicator is made. Without the
+comparison the ranks would exchange different messages, and wait for each other.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import weakref
+from datetime import timedelta
+from typing import Any
+
+from r2serve.engines import flag
+from r2serve.errors import ConfigError
+
+_LOG = logging.getLogger(__name__)
+
+WAIT_S = {"r2ccl": 45.0, "default": 10.0}
+"""Longest wait for the choices of other ranks, by the own choice. A node without r2serve never
+tells a choice; ranks without the flag then go on as without r2serve."""
+
+_compared: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Stores with a finished comparison."""
+
+
+def compare() -> None:
+    """Compares the choice with all ranks of torch's default group, once.
+
+    Raises:
+        ConfigError: names the flag, and the ranks and hosts with each value.
+    """
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    if not dist.is_initialized() or dist.get_world_size() < 2:
+        return
+    store = distributed_c10d._get_default_store()
+    if store in _compared:
+        return
+    compare_over(store, dist.get_rank(), dist.get_world_size())
+    _compared.add(store)
+
+
+def compare_over(store: Any, rank: int, ranks: int) -> None:
+    """Compares the choices of all ranks over a ``torch.distributed.Store``.
+
+    Raises:
+        ConfigError: see :func:`compare`.
+    """
+    own = "r2ccl" if flag.active() else "default"
+    store.set(_key(rank), json.dumps([own, socket.gethostname()]))
+    others = [other for other in range(ranks) if other != rank]
+    silent = []
+    told = {rank: (own, socket.gethostname())}
+    wait = timedelta(seconds=WAIT_S[own])
+    for other in others:
+        try:
+            store.wait([_key(other)], wait)
+        except RuntimeError as error:  # torch's errors of a timeout and of a lost store
+            _LOG.debug("rank %d has not told its --distributed-backend: %s", other, error)
+            silent.append(other)
+            wait = timedelta(milliseconds=1)  # the time is over for all
+            continue
+        value, host = json.loads(store.get(_key(other)))
+        told[other] = (value, host)
+    if any(value != own for value, _ in told.values()):
+        raise ConfigError(f"{_difference(told)}: must be the same on every node")
+    if silent and own == "r2ccl":
+        raise ConfigError(
+            f"--distributed-backend ({flag.VARIABLE}) is 'r2ccl' on rank {rank} (host "
+            f"{told[rank][1]}), and unknown on rank {', '.join(map(str, silent))}: r2serve must be "
+            "installed, with the same flag, on every node (a rank without it uses 'default')"
+        )
+
+
+def _key(rank: int) -> str:
+    return f"r2serve/distributed_backend/{rank}"
+
+
+def _difference(told: dict[int, tuple[str, str]]) -> str:
+    """Returns each value with its ranks and hosts."""
+    parts = []
+    for value in sorted({value for value, _ in told.values()}):
+        ranks = ", ".join(
+            f"rank {rank} (host {host})" for rank, (its, host) in told.items() if its == value
+        )
+        parts.append(f"{value!r} on {ranks}")
+    return f"--distributed-backend ({flag.VARIABLE}) is {' and '.join(parts)}"

@@ -14,17 +14,30 @@ HAS_GPU = torch.cuda.is_available()
 
 
 class Captured:
-    """Captures the calls of a rank in a graph for repeated replay."""
+    """Captures the calls of a rank in a graph for repeated replay.
 
-    def __init__(self, communicator: DeviceCommunicator, driver: str, body: Any) -> None:
+    ``beside``: another graph of the rank; both replay on the same stream, like other calls.
+    """
+
+    def __init__(
+        self,
+        communicator: DeviceCommunicator,
+        driver: str,
+        body: Any,
+        beside: Captured | None = None,
+    ) -> None:
         if HAS_GPU:
             graph = capture_on_gpu(communicator, body)
             self.replay, self.synchronise = graph.replay, graph.synchronise
             return
         cuda = ctypes.CDLL(driver)
         stream, graph_made, executable = (ctypes.c_void_p() for _ in range(3))
-        assert cuda.cuStreamCreate(ctypes.byref(stream), 0) == 0
-        communicator._core._stream = lambda: stream.value
+        if beside is not None:
+            stream = beside.stream
+        else:
+            assert cuda.cuStreamCreate(ctypes.byref(stream), 0) == 0
+        self.stream = stream
+        communicator._stream = communicator._core._stream = lambda: stream.value
         assert cuda.cuStreamBeginCapture_v2(stream, 0) == 0
         body()
         assert cuda.cuStreamEndCapture(stream, ctypes.byref(graph_made)) == 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from r2serve.observe import attribution, journal
-from r2serve.observe.attribution import Attribution, Step
+from r2serve.observe.attribution import Attribution, Step, next_step
 from r2serve.observe.journal import Event, Group, Journal
 
 GROUP = Group(
@@ -85,6 +85,7 @@ class PlayedJob:
         patch.setattr(journal, "parse", self.engine.parse)
         patch.setattr(attribution, "time", SimpleNamespace(monotonic_ns=lambda: self.engine.now_ns))
         patch.setattr(attribution, "run_delay_ns", lambda: self.engine.delay_ns)
+        self.number = 0
         self.attribution = Attribution(lambda: [self.engine], {"model_name": "m", "engine": "3"})
 
     def passes(self, seconds: float, *, waiting_for_cpu: bool = False) -> None:
@@ -97,7 +98,8 @@ class PlayedJob:
         fields |= parts
         if not fields["prefill"]:
             fields.setdefault("tokens", len(fields["decode"]))
-        self.attribution.began(Step(**fields))
+        self.number = next_step(self.number)
+        self.attribution.began(Step(number=self.number, **fields))
 
     def part(self, takes_s: float, *, stall_s: float = 0.0, sampled: bool = True) -> None:
         """Plays a part of a step; a stall is its end."""

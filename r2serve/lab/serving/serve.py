@@ -1,29 +1,31 @@
-"""Starts `vllm serve` on the demo's nodes, waits for readiness, and stops all processes."""
+"""Starts an engine on the demo's nodes, waits for readiness, and stops all processes."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
-import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
+from r2serve.lab.serving import sglang, vllm
 from r2serve.lab.serving.client import Load, LoadError, Run, wait_until_healthy
-from r2serve.lab.serving.places import LOOPBACK_RAILS, LocalPlace, Place, free_port
+from r2serve.lab.serving.places import LocalPlace, Place, free_port
+from r2serve.lab.serving.plan import (
+    Plan,
+    ServeError,
+    common_environment,
+    fault_file,
+    journal_directory,
+)
 from r2serve.lab.serving.progress import Progress
 
 logger = logging.getLogger(__name__)
 
-# A start takes about 30 s on an idle machine with two cores, and longer on a busy machine.
-START_TIMEOUT_S = 240.0
-MAX_MODEL_LEN = 16384
 # Longest wait for a run or a token; the engine's own timeout is 300 s.
 RUN_TIMEOUT_S = 150.0
 # Tokens of the run to measure the decode step. A single stream, because with many streams the
@@ -32,109 +34,36 @@ STEP_TOKENS = 200
 # Fixed ports are always free in a lab: each node has a private network namespace.
 LAB_API_PORT, LAB_MASTER_PORT = 8000, 29500
 
-# Fraction of GPU memory per rank; two ranks share the GPU.
-GPU_SHARE = "0.3"
-
 # Last line of a traceback, with or without the engine's log prefix.
 _ERROR_LINE = re.compile(r"^(?:.*\] )?([\w.]*(?:Error|Exception): .*)$", re.MULTILINE)
 
 
-class ServeError(RuntimeError):
-    """The server failed to start or ended; the text contains the first error of the logs."""
+class Engine(Protocol):
+    """The part of an engine's module used here."""
+
+    START_TIMEOUT_S: float
+
+    def environment(self, plan: Plan, place: Place, index: int) -> dict[str, str]: ...
+
+    def arguments(
+        self,
+        plan: Plan,
+        places: Sequence[Place],
+        index: int,
+        host: str,
+        port: int,
+        master_port: int,
+    ) -> list[str]: ...
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Configuration of a server.
-
-    lab: True if the places are lab nodes with equal numbers of ranks; False for places on this
-    machine, where each rank is a node. tensor_parallel: number of ranks, a multiple of the number
-    of places. settings: further environment variables. gpu: all ranks share a GPU and decode with
-    captured graphs.
-    """
-
-    label: str
-    model: Path
-    r2ccl: bool
-    lab: bool
-    work: Path
-    max_requests: int
-    tensor_parallel: int = 2
-    settings: Mapping[str, str] = field(default_factory=dict)
-    gpu: bool = False
-
-
-def vllm_command() -> str:
-    beside = Path(sys.executable).with_name("vllm")
-    found = str(beside) if beside.exists() else shutil.which("vllm")
-    if found is None:
-        raise ServeError("the command `vllm` is not installed (pip install 'r2serve[vllm]')")
-    return found
+ENGINES: dict[str, Engine] = {"vllm": vllm, "sglang": sglang}
+"""Engines by the name of their command."""
 
 
 def environment(plan: Plan, place: Place, index: int) -> dict[str, str]:
     """Returns the environment for the processes of node `index`."""
-    scratch = plan.work / f"{plan.label}-node{index}"
-    env = dict(os.environ)
-    env.update(
-        VLLM_CPU_KVCACHE_SPACE="1",
-        VLLM_CPU_OMP_THREADS_BIND="nobind",
-        OMP_NUM_THREADS="1",
-        OMP_WAIT_POLICY="passive",
-        VLLM_HOST_IP=place.address,
-        HF_HUB_OFFLINE="1",
-        VLLM_NO_USAGE_STATS="1",
-        # Caches of the engine and of libraries are removed with the demo's directory.
-        HF_HOME=str(scratch / "hf"),
-        TMPDIR=str(scratch),
-        TORCHINDUCTOR_CACHE_DIR=str(scratch / "inductor"),
-        TRITON_CACHE_DIR=str(scratch / "triton"),
-        VLLM_CACHE_ROOT=str(scratch / "vllm-cache"),
-        VLLM_CONFIG_ROOT=str(scratch / "vllm-config"),
-        XDG_CACHE_HOME=str(scratch / "cache"),
-    )
-    if plan.lab:
-        # With the stock communicator, gloo carries the data, so gloo uses a rail. With r2ccl, gloo
-        # only carries the bootstrap, so gloo uses the management port.
-        env["GLOO_SOCKET_IFNAME"] = "mgmt0" if plan.r2ccl else "rail0"
-    else:
-        env["GLOO_SOCKET_IFNAME"] = "lo"
-    if plan.r2ccl:
-        env["R2CCL_JOURNAL_DIR"] = str(journal_directory(plan, index))
-        if not plan.lab:
-            env["R2CCL_NODE"] = "per-rank"
-            env["R2CCL_RAILS"] = ",".join(LOOPBACK_RAILS)
-            env["R2CCL_FAULT_FILE"] = str(fault_file(plan))
-    return env | dict(plan.settings)
-
-
-def journal_directory(plan: Plan, index: int) -> Path:
-    return plan.work / f"{plan.label}-node{index}" / "journal"
-
-
-def fault_file(plan: Plan) -> Path:
-    """Returns the path of the engine's fault file, used without a lab."""
-    return plan.work / f"{plan.label}-faults"
-
-
-def arguments(
-    plan: Plan, places: Sequence[Place], index: int, host: str, port: int, master_port: int
-) -> list[str]:
-    argv = [vllm_command(), "serve", str(plan.model), "--served-model-name", "tiny-llama"]
-    argv += ["--tensor-parallel-size", str(plan.tensor_parallel)]
-    argv += ["--dtype", "float32"]
-    argv += ["--gpu-memory-utilization", GPU_SHARE] if plan.gpu else ["--enforce-eager"]
-    argv += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(plan.max_requests)]
-    # Prefix caching would change the first step of repeated prompts.
-    argv += ["--no-enable-prefix-caching", "--disable-uvicorn-access-log"]
-    argv += ["--host", host, "--port", str(port)]
-    if plan.r2ccl:
-        argv += ["--distributed-backend", "r2ccl"]
-    if len(places) > 1:
-        argv += ["--nnodes", str(len(places)), "--node-rank", str(index)]
-        argv += ["--master-addr", places[0].address, "--master-port", str(master_port)]
-        argv += ["--headless"] if index else []
-    return argv
+    own = ENGINES[plan.engine].environment(plan, place, index)
+    return common_environment(plan, index) | own | dict(plan.settings)
 
 
 class Server:
@@ -186,7 +115,10 @@ class Server:
         journal_directory(self.plan, index).mkdir(parents=True, exist_ok=True)
         if self.plan.r2ccl and not self.plan.lab:
             fault_file(self.plan).touch()
-        argv = arguments(self.plan, self._places, index, self._host, self.port, self._master_port)
+        engine = ENGINES[self.plan.engine]
+        argv = engine.arguments(
+            self.plan, self._places, index, self._host, self.port, self._master_port
+        )
         logger.debug("node %d: %s", index, " ".join(argv))
         with self.log_path(index).open("wb") as log:
             self._processes.append(
@@ -202,18 +134,17 @@ class Server:
     def wait_until_ready(self, watch: Callable[[float], None]) -> None:
         """Waits until the API answers; calls `watch` with the elapsed seconds every 0.2 s.
 
-        Raises ServeError if a node's process ends, or after START_TIMEOUT_S.
+        Raises ServeError if a node's process ends, or after the engine's START_TIMEOUT_S.
         """
         started = time.monotonic()
-        waiter = wait_until_healthy(self.client, self.url, START_TIMEOUT_S)
+        limit_s = ENGINES[self.plan.engine].START_TIMEOUT_S
+        waiter = wait_until_healthy(self.client, self.url, limit_s)
         while waiter.poll() is None:
             self.check_alive()
             watch(time.monotonic() - started)
             time.sleep(0.2)
         if waiter.returncode != 0:
-            raise ServeError(
-                f"no answer within {START_TIMEOUT_S:.0f} s: {self._what_the_logs_say()}"
-            )
+            raise ServeError(f"no answer within {limit_s:.0f} s: {self._what_the_logs_say()}")
 
     def stream(
         self,
@@ -243,7 +174,8 @@ class Server:
         for index, process in enumerate(self._processes):
             if process.poll() is not None:
                 raise ServeError(
-                    f"vllm serve on node {index} ended with status {process.returncode}: "
+                    f"{self.plan.engine} serve on node {index} ended with status "
+                    f"{process.returncode}: "
                     f"{self._what_the_logs_say()}"
                 )
 

@@ -8,6 +8,9 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
+# SGLang and vLLM require different releases of torch and other packages.
+SGLANG_VENV := .venv-sglang
+SGLANG_STAMPS := $(SGLANG_VENV)/.stamps
 JOBS ?= $(shell nproc)
 # Python interpreter for the environment, 3.11 or later.
 PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell \
@@ -29,7 +32,7 @@ CORE := $(shell find csrc -name '*.cc' -o -name '*.hpp' -o -name '*.cu')
 FORMATTED := $(shell find csrc tests bench -name '*.cc' -o -name '*.hpp')
 
 PHONY_NATIVE := $(foreach variant,plain asan tsan,native-$(variant) native-$(variant)-long)
-.PHONY: $(PHONY_NATIVE) help setup demo test gate test-native test-long test-guest coverage mutations compare gpu-check gpu-check-vllm gpu-kit model fuzz bench lint lint-all lint-python lint-format lint-cpp lint-changed docs clean
+.PHONY: $(PHONY_NATIVE) help setup setup-sglang demo demo-sglang test gate test-native test-long test-guest coverage mutations compare gpu-check gpu-check-vllm gpu-kit model fuzz bench lint lint-all lint-python lint-format lint-cpp lint-changed docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -37,8 +40,13 @@ help: ## list the targets
 
 setup: $(STAMPS)/installed ## install vLLM, the tools and the core into .venv
 
+setup-sglang: $(SGLANG_STAMPS)/r2serve ## install SGLang for CPUs, with the core, into .venv-sglang
+
 demo: setup $(STAMPS)/system-demo ## serve a model over two nodes while rails fail
 	$(BIN)/r2serve demo $(ARGS)
+
+demo-sglang: setup-sglang $(STAMPS)/system-demo ## as demo, with SGLang
+	$(SGLANG_VENV)/bin/r2serve demo --engine sglang $(ARGS)
 
 # Cost of rail losses for requests: minutes. With FULL=1 the whole benchmark runs for hours; an
 # interrupted run resumes at the same commit.
@@ -117,7 +125,8 @@ native-asan-long: setup $(STAMPS)/system-test
 native-tsan-long: setup $(STAMPS)/system-test
 	$(call native,tsan,$(TSAN) -DR2CCL_LONG_TESTS=ON -DR2CCL_TSAN_ALL=ON,16)
 PART ?=
-test-long: setup $(STAMPS)/system-test $(STAMPS)/system-lint ## run the long tests (hours); PART=… runs one of lint plain asan tsan unit searches engines servers hour stalls loads guest faults
+WITH_SGLANG := $(if $(PART),$(filter sglang,$(PART)),sglang)
+test-long: setup $(if $(WITH_SGLANG),setup-sglang) $(STAMPS)/system-test $(STAMPS)/system-lint ## run the long tests (hours); PART=… runs one of lint plain asan tsan unit searches engines sglang servers hour stalls loads guest faults
 	@$(GATE) --keep-going --deadline 43200 --long $(PART) -- $(ARGS)
 
 # Each native program runs separately, so that its covered lines are known.
@@ -164,11 +173,11 @@ model: $(STAMPS)/system-model ## search the protocol's model exhaustively with S
 
 # New corpus inputs go to build/fuzz/found; an input with a crash is stored beside this folder.
 SECONDS := 60
-fuzz: setup $(STAMPS)/system-test ## fuzz the wire parser and the handshake, SECONDS=60 each
-	@mkdir -p build/fuzz/found/frames build/fuzz/found/handshake
+fuzz: setup $(STAMPS)/system-test ## fuzz the wire parser, the handshake and the streams, SECONDS=60 each
+	@mkdir -p build/fuzz/found/frames build/fuzz/found/handshake build/fuzz/found/streams
 	@cmake -S . -B build/fuzz -G Ninja $(FUZZED) >build/fuzz.log || { cat build/fuzz.log; exit 1; }
-	@cmake --build build/fuzz --target frames_fuzz handshake_fuzz
-	@for name in frames handshake; do \
+	@cmake --build build/fuzz --target frames_fuzz handshake_fuzz streams_fuzz
+	@for name in frames handshake streams; do \
 		echo "== $$name: $(SECONDS) s"; \
 		build/fuzz/$${name}_fuzz -max_total_time=$(SECONDS) -max_len=2000 -print_final_stats=1 \
 			-artifact_prefix=build/fuzz/$$name- $(ARGS) \
@@ -226,7 +235,7 @@ docs: setup ## regenerate docs/configuration.md from r2serve/config.py
 	$(BIN)/r2serve config --markdown >docs/configuration.md
 
 clean: ## remove all build results and the environment
-	rm -rf build $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf build $(VENV) $(SGLANG_VENV) .mypy_cache .ruff_cache .pytest_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---- internal targets ---------------------------------------------------------------------------
@@ -244,6 +253,18 @@ $(STAMPS)/venv: | $(STAMPS)/system-build
 $(STAMPS)/engine: deploy/setup/engine.py | $(STAMPS)/venv
 	@echo "== installing vLLM (minutes, once)"
 	@$(TIMED) "vLLM" $(BIN)/python deploy/setup/engine.py
+	@touch $@
+
+$(SGLANG_STAMPS)/engine: deploy/setup/sglang.py | $(STAMPS)/venv
+	@test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV)
+	@echo "== installing SGLang (minutes, once)"
+	@$(TIMED) "SGLang" $(SGLANG_VENV)/bin/python deploy/setup/sglang.py install
+	@mkdir -p $(@D) && touch $@
+
+# Both environments have the same Python, so the core is compiled for one of them only.
+$(SGLANG_STAMPS)/r2serve: $(SGLANG_STAMPS)/engine $(STAMPS)/installed deploy/setup/sglang.py
+	@$(SGLANG_VENV)/bin/python deploy/setup/sglang.py share \
+		"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@touch $@
 
 TOOLS := deploy/setup/tools.txt

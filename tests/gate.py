@@ -115,6 +115,7 @@ LOADS = tuple(
     for each in ("crowd", "fork", "growth", "huge", "random_collectives", "soak")
 )
 GUEST = ("tests/e2e/test_guest.py",)
+SGLANG = ("tests/engines/sglang",)
 LONG_STAGES = (
     Stage("lint", 3600, target="lint-all"),
     Stage("plain", 3600, target="native-plain-long", variant="plain"),
@@ -122,7 +123,8 @@ LONG_STAGES = (
     Stage("tsan", 3600, target="native-tsan-long", variant="tsan"),
     _long("unit", "tests/unit", "tests/kernels", without=SEARCHES),
     _long("searches", *SEARCHES),
-    _long("engines", "tests/engines"),
+    _long("engines", "tests/engines", without=SGLANG),
+    _long("sglang", *SGLANG),
     _long("servers", *SERVERS),
     _long("hour", *HOUR),
     _long("stalls", *STALLS),

@@ -97,13 +97,13 @@ def attribution_costs() -> dict[int, float]:
         attribution = Attribution(lambda: [engine])
         ids = [f"cmpl-{number:032x}-0-0a1b2c3d" for number in range(size)]
         new = [NewRequest(one, one[:-9], 100) for one in ids]
-        attribution.began(Step(ids, [], ids, new))
+        attribution.began(Step(1, ids, [], ids, new))
         attribution.ended(sampled=True)
         each = []
         for _ in range(ROUNDS):
             began = time.perf_counter_ns()
             for _ in range(20):
-                attribution.began(Step([], ids, ids))
+                attribution.began(Step(2, [], ids, ids))
                 attribution.ended(sampled=False)  # end of the model's run
                 attribution.ended(sampled=True)  # end of the sampler's run
             each.append((time.perf_counter_ns() - began) / 20e3)

@@ -37,8 +37,9 @@ from r2serve.errors import ConfigError
 from r2serve.lab.holder import LabCommandError, LabUnavailableError
 from r2serve.lab.schedule import Fault, ScheduleError
 from r2serve.lab.serving.client import LoadError
+from r2serve.lab.serving.plan import ServeError
 from r2serve.lab.serving.progress import Progress
-from r2serve.lab.serving.serve import ServeError
+from r2serve.lab.serving.serve import ENGINES
 
 _ASKED_S = 10.0
 PROMPTS_ALTERNATED = 64
@@ -71,6 +72,13 @@ def _one_of(names: Any, default: str) -> str:
     type=click.Choice(list(CONTENDERS)),
     default=("r2ccl",),
     help=_one_of((f"{name} ({each.meaning})" for name, each in CONTENDERS.items()), "r2ccl"),
+)
+@click.option(
+    "--engine",
+    type=click.Choice(list(ENGINES)),
+    default="vllm",
+    show_default=True,
+    help="The engine of every contender.",
 )
 @click.option(
     "--scenario",
@@ -178,6 +186,7 @@ def command(
     model: str | None,
     openai: bool,
     contenders: tuple[str, ...],
+    engine: str,
     scenarios: tuple[str, ...],
     schedule: Path | None,
     alternated: str | None,
@@ -221,6 +230,8 @@ def command(
                 "--alternate: must be given without --url, --scenario, --faults, --sharegpt and "
                 "--rate"
             )
+        if engine != "vllm":
+            raise click.UsageError(f"--alternate: --engine is {engine}: must be vllm")
         if len(contenders) != 1:
             raise click.UsageError(f"--alternate: {len(contenders)} contenders: must be 1")
         try:
@@ -260,7 +271,10 @@ def command(
         goal=Goal(slo_ttft_ms, slo_tpot_ms),
         patience_s=patience_s,
         keep_logs=keep_logs,
+        engine=engine,
     )
+    if engine != "vllm":  # results of engines must not replace each other
+        label = label or engine
     if out is not None:
         json_path = json_path or out / "rows.jsonl"
     try:

@@ -14,7 +14,8 @@ from r2serve.lab.lab import Lab
 from r2serve.lab.serving.client import Load, Run
 from r2serve.lab.serving.journals import Journals
 from r2serve.lab.serving.places import LabPlace
-from r2serve.lab.serving.serve import Plan, ServeError, Server
+from r2serve.lab.serving.plan import Plan, ServeError
+from r2serve.lab.serving.serve import Server
 
 NODES = 2
 RAILS = 2
@@ -46,7 +47,7 @@ class ServeContender:
 
 CONTENDERS = {
     "r2ccl": ServeContender("r2ccl, over both rails", r2ccl=True),
-    "gloo": ServeContender("vLLM's own communicator on CPUs, over rail0"),
+    "gloo": ServeContender("the engine's own communicator on CPUs, over rail0"),
     "ecmp": ServeContender(
         "gloo over a virtual address, with BFD-monitored routes over both rails",
         network=VirtualAddress(),
@@ -73,7 +74,8 @@ class ContenderServer:
     """A contender's lab and server; a context manager. The server is restarted when needed.
 
     watch: receives the progress of a start. settings: environment variables in addition to the
-    contender's. label: name of the files in ``work``; None: the contender's name.
+    contender's. label: name of the files in ``work``; None: the contender's name. engine: see
+    :class:`r2serve.lab.serving.plan.Plan`.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class ContenderServer:
         *,
         settings: Mapping[str, str] | None = None,
         label: str | None = None,
+        engine: str = "vllm",
     ) -> None:
         self.name = name
         self.contender = CONTENDERS[name]
@@ -98,6 +101,7 @@ class ContenderServer:
             work=work,
             max_requests=streams,
             settings={**self.contender.settings, **(settings or {})},
+            engine=engine,
         )
         self._watch = watch
         # A further node runs the clients: faults strike only the serving nodes.
@@ -126,7 +130,7 @@ class ContenderServer:
         """The started command, for repeating the run by hand."""
         settings = self._plan.settings.items()
         words = [f"{name}={Path(value).name}" for name, value in settings]  # files without folder
-        words.append("vllm serve tiny-llama --tensor-parallel-size 2 --nnodes 2")
+        words.append(f"{self._plan.engine} serve tiny-llama --tensor-parallel-size 2 --nnodes 2")
         if self.contender.r2ccl:
             words.append("--distributed-backend r2ccl")
         return " ".join(words)

@@ -13,7 +13,7 @@ from typing import Protocol
 from r2serve.lab.holder import LabCommandError
 from r2serve.lab.lab import Lab
 from r2serve.lab.nodes import Node
-from r2serve.lab.serving.serve import ServeError
+from r2serve.lab.serving.plan import ServeError
 
 BIRD_PATHS = "/usr/local/sbin:/usr/sbin:/sbin"
 ROUTES_TIMEOUT_S = 15.0

@@ -27,8 +27,9 @@ from r2serve.lab.serving import workdir
 from r2serve.lab.serving.client import Load, LoadError, Run
 from r2serve.lab.serving.model import make_tiny_llama
 from r2serve.lab.serving.places import LocalPlace
+from r2serve.lab.serving.plan import ServeError
 from r2serve.lab.serving.progress import Progress
-from r2serve.lab.serving.serve import ServeError, Server
+from r2serve.lab.serving.serve import Server
 
 STREAMS_OF_AN_OPEN_LOOP = 32
 WARM_UP_STREAMS = 8
@@ -40,7 +41,7 @@ class RunOptions:
 
     scenarios: faults by name of the scenario. pairs: runs of each scenario per contender.
     patience_s: if no token of any request arrives for this time, all requests under way have
-    failed.
+    failed. engine: a key of ``ENGINES`` in r2serve/lab/serving/serve.py.
     """
 
     workload: Workload
@@ -50,6 +51,7 @@ class RunOptions:
     goal: Goal = field(default_factory=Goal)
     patience_s: float = 20.0
     keep_logs: Path | None = None
+    engine: str = "vllm"
 
     def key(self, scenario: str) -> str:
         """Returns a hash of workload, limits and faults: rows with the same key are comparable."""
@@ -59,6 +61,8 @@ class RunOptions:
             "patience_s": self.patience_s,
             "faults": [line_of(fault) for fault in self.scenarios.get(scenario, ())],
         }
+        if self.engine != "vllm":  # keys of earlier results stay as they are
+            what["engine"] = self.engine
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -109,7 +113,9 @@ def _measure_all(
     with workdir.work_directory(options.keep_logs) as work, contextlib.ExitStack() as stack:
         model = make_tiny_llama(work / "model")
         places = {
-            name: stack.enter_context(ContenderServer(name, model, work, streams, progress.detail))
+            name: stack.enter_context(
+                ContenderServer(name, model, work, streams, progress.detail, engine=options.engine)
+            )
             for name in dict.fromkeys(contender for _, _, contender in left)
         }
         why_not = _start_all(places, options, progress)

@@ -58,6 +58,7 @@ SCENARIOS = {
     "at: 9s, black_hole: rail1@node1, for: 4s",
     "all-rails-8s": "at: 4s, carrier_loss: all@node1, for: 8s",
     "mgmt-carrier-loss": "at: 4s, carrier_loss: mgmt@node1, for: 6s",
+    "mgmt-gone": "at: 4s, carrier_loss: mgmt@node1",
     "permanent": "at: 0s, carrier_loss: rail0@node1",
 }
 

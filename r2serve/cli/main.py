@@ -55,6 +55,9 @@ SUBCOMMANDS = {
     "rails": LazyCommand(
         "r2serve.observe.live", "Show the rails of this node's workers.", attribute="rails"
     ),
+    "relay": LazyCommand(
+        "r2serve.relay.cli", "Carry the TCP connections between the nodes of a job over all rails."
+    ),
     "sidecar": LazyCommand(
         "r2serve.observe.sidecar.cli", "Serve probes, metrics, rails and events.", "sidecar"
     ),

@@ -1,4 +1,4 @@
-"""The baseline: vLLM's stock communicator with the same load and the same first fault."""
+"""The baseline: the engine's stock communicator with the same load and the same first fault."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from r2serve.lab.player import Player
 from r2serve.lab.schedule import Fault
 from r2serve.lab.serving.client import Load
 from r2serve.lab.serving.places import Place
+from r2serve.lab.serving.plan import MAX_MODEL_LEN, Plan
 from r2serve.lab.serving.progress import Progress
-from r2serve.lab.serving.serve import MAX_MODEL_LEN, STEP_TOKENS, Plan, Server
+from r2serve.lab.serving.serve import STEP_TOKENS, Server
 
 MEASURE_S = 5.0
 # A step takes tens of ms; a longer pause than this counts as a freeze, even on a busy machine.
@@ -34,7 +35,7 @@ def measure(
 ) -> BaselineReport:
     """Serves with the stock communicator; measures a step; fails gloo's rail; watches watch_s s."""
     with Server(plan, places) as server:
-        with progress.step("baseline: starting vllm serve with its stock communicator"):
+        with progress.step(f"baseline: starting {plan.engine} serve with its stock communicator"):
             server.wait_until_ready(lambda seconds: progress.detail(f"{seconds:.0f} s"))
         with progress.step("baseline: warming up"):
             server.stream(texts, WARM_UP_TOKENS, "warm-up", progress.detail)

@@ -9,6 +9,7 @@ import click
 from r2serve.cli.main import LazyCommand, LazyGroup
 from r2serve.demo.flow import DemoOptions, run_demo
 from r2serve.demo.report import render
+from r2serve.lab.serving.serve import ENGINES
 from r2serve.lab.serving.terminal import report_and_exit
 
 _LAZY = {
@@ -19,7 +20,7 @@ _LAZY = {
 @click.group(name="demo", cls=LazyGroup, lazy=_LAZY, invoke_without_command=True)
 @click.pass_context
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the report here.")
-@click.option("--baseline", is_flag=True, help="Also run vLLM's stock communicator.")
+@click.option("--baseline", is_flag=True, help="Also run the engine's stock communicator.")
 @click.option(
     "--requests", type=click.IntRange(1, 64), default=8, show_default=True, help="Parallel streams."
 )
@@ -47,7 +48,14 @@ _LAZY = {
     type=click.IntRange(1, 2),
     default=1,
     show_default=True,
-    help="Number of `vllm serve` servers for the two nodes; 2 needs --no-namespaces.",
+    help="Number of servers for the two nodes; 2 needs --no-namespaces.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(list(ENGINES)),
+    default="vllm",
+    show_default=True,
+    help="The engine to serve with.",
 )
 def command(
     context: click.Context,
@@ -59,6 +67,7 @@ def command(
     namespaces: bool,
     gpu: bool,
     servers: int,
+    engine: str,
 ) -> None:
     """Serve a tiny model over two nodes and fail rails during decoding.
 
@@ -67,6 +76,8 @@ def command(
     """
     if context.invoked_subcommand is not None:
         return
+    if gpu and engine != "vllm":
+        raise click.UsageError(f"--gpu: --engine is {engine}: must be vllm")
     options = DemoOptions(
         requests=requests,
         tokens=tokens,
@@ -75,5 +86,6 @@ def command(
         servers=2 if gpu else servers,
         gpu=gpu,
         keep_logs=keep_logs,
+        engine=engine,
     )
     report_and_exit(lambda progress: run_demo(options, progress), render, json_path)

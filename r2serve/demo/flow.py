@@ -22,17 +22,9 @@ from r2serve.lab.serving.client import Load, LoadError, Run
 from r2serve.lab.serving.journals import Journals
 from r2serve.lab.serving.model import make_tiny_llama, prompts
 from r2serve.lab.serving.places import LabPlace, LocalPlace, Place
+from r2serve.lab.serving.plan import MAX_MODEL_LEN, Plan, ServeError, fault_file
 from r2serve.lab.serving.progress import Progress
-from r2serve.lab.serving.serve import (
-    MAX_MODEL_LEN,
-    RUN_TIMEOUT_S,
-    STEP_TOKENS,
-    Plan,
-    ServeError,
-    Server,
-    fault_file,
-    warm_server,
-)
+from r2serve.lab.serving.serve import RUN_TIMEOUT_S, STEP_TOKENS, Server, warm_server
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +41,8 @@ class DemoOptions:
     """Options of the demo.
 
     requests: concurrent streams. tokens: per request; 0 = enough for the faults. servers: without
-    namespaces, 1 `vllm serve` for both ranks, or 2. gpu: both ranks use the first GPU.
+    namespaces, 1 server for both ranks, or 2. gpu: both ranks use the first GPU. engine: see
+    :class:`r2serve.lab.serving.plan.Plan`.
     """
 
     requests: int = 8
@@ -60,6 +53,7 @@ class DemoOptions:
     servers: int = 1
     gpu: bool = False
     keep_logs: Path | None = None
+    engine: str = "vllm"
 
 
 @dataclass(frozen=True)
@@ -113,7 +107,16 @@ def run_demo(options: DemoOptions, progress: Progress) -> Report:
             model = make_tiny_llama(work / "model")
         texts = prompts(options.requests)
         in_lab = stage.lab is not None
-        plan = Plan("r2ccl", model, True, in_lab, work, options.requests, gpu=options.gpu)
+        plan = Plan(
+            "r2ccl",
+            model,
+            True,
+            in_lab,
+            work,
+            options.requests,
+            gpu=options.gpu,
+            engine=options.engine,
+        )
         try:
             _serve_and_strike(options, progress, stage, plan, texts, report)
             if options.baseline:
@@ -133,7 +136,7 @@ def _serve_and_strike(
     texts: Sequence[str],
     report: Report,
 ) -> None:
-    what = "vllm serve with --distributed-backend r2ccl, TP=2"
+    what = f"{plan.engine} serve with --distributed-backend r2ccl, TP=2"
     warm_up = (WARM_UP_TOKENS, WARM_UP_TOKENS)
     with warm_server(plan, stage.places, what, texts, warm_up, progress) as (server, warm):
         with progress.step("a single stream, to measure the decode step"):
@@ -226,7 +229,7 @@ def _baseline(
     if stage.lab is None:
         progress.line("no baseline: the stock communicator's rail can fail only in namespaces")
         return
-    stock = Plan("stock", plan.model, False, True, plan.work, plan.max_requests)
+    stock = Plan("stock", plan.model, False, True, plan.work, plan.max_requests, engine=plan.engine)
     report.baseline = baseline.measure(
         stock, stage.lab, stage.places, texts, options.baseline_watch_s, progress
     )

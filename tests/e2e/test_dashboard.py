@@ -23,7 +23,8 @@ from timely import patience, timely
 from r2serve.lab.serving.client import Load
 from r2serve.lab.serving.model import make_tiny_llama, prompts
 from r2serve.lab.serving.places import LabPlace
-from r2serve.lab.serving.serve import Plan, Server
+from r2serve.lab.serving.plan import Plan
+from r2serve.lab.serving.serve import Server
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 

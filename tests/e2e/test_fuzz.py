@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "tests" / "native" / "fuzz" / "corpus"
 BUILD = ROOT / "build" / "fuzz"
-TARGETS = ("frames", "handshake")
+TARGETS = ("frames", "handshake", "streams")
 OPTIONS = (
     "-DCMAKE_CXX_COMPILER=clang++",
     "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -g",

@@ -14,7 +14,14 @@ PROMPT_S = 8.0  # target: 1 s; the late rank enters the call only after its end
 
 
 def start(jobs: Any, config: dict[str, Any] | None = None, **arguments: Any) -> list[Any]:
-    given = {"handler": "", "late": 1, "late_s": 0.0, "turns": 3, "alarm_s": 0.0}
+    given = {
+        "handler": "",
+        "late": 1,
+        "late_s": 0.0,
+        "turns": 3,
+        "alarm_s": 0.0,
+        "elements": 1000,
+    }
     ranks = jobs.start("interrupts.py", 2, config=config, **{**given, **arguments})
     for rank in ranks:
         assert rank.hear(60) == "ready"
@@ -69,6 +76,20 @@ def test_a_rank_that_slept_learns_why_the_others_have_ended(jobs) -> None:
     said = ranks[1].hear(60)
     assert said["error"] == "AbortedError", said["text"]
     assert "interrupted by a signal" in said["text"]
+
+
+@pytest.mark.timeout(300)
+def test_a_rank_that_ends_waits_until_its_reason_is_on_the_way(jobs) -> None:
+    """The other rank does not read, so its sockets are full of data in front of the reason."""
+    ranks = start(jobs, handler="raises", elements=16 << 20)
+    ranks[1].process.send_signal(signal.SIGSTOP)
+    ranks[1].say("come")
+    ranks[0].process.send_signal(signal.SIGTERM)
+    assert ranks[0].hear(60)["error"] == "Stopped"
+    ranks[1].process.send_signal(signal.SIGCONT)
+    said = ranks[1].hear(60)
+    assert said["error"] == "AbortedError", said["text"]
+    ranks[0].wait(60)
 
 
 @pytest.mark.timeout(300)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import socket
 from pathlib import Path
@@ -12,6 +13,7 @@ from timely import timely
 from r2serve import _core
 from r2serve.config import Config
 from r2serve.errors import StartupTimeoutError
+from r2serve.ports.info import ProcessInfo
 from r2serve.process import Process
 
 WAIT_S = 60.0
@@ -20,10 +22,13 @@ WAIT_S = 60.0
 class Pair:
     """Two engines of this process, connected by two loopback rails."""
 
-    def __init__(self, folder: Path, *, both: bool = False, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, *, both: bool = False, dead: int | None = None, **options: Any
+    ) -> None:
         """Creates the engines; the first, and with `both` the second, keeps a journal in `folder`.
 
-        options: configuration of the first engine.
+        dead: a rail whose port no engine listens on, so that the rail never comes up. options:
+        configuration of the first engine.
         """
         self.folder = folder
         here = Config(rails="127.0.0.1,127.0.0.2", node="here", journal_dir=str(folder), **options)
@@ -32,7 +37,7 @@ class Pair:
         )
         self.ends = [Process(here, 0, None), Process(there, 1, None)]
         for own, peer in (self.ends, self.ends[::-1]):
-            own.add_peer(peer.info, f"rank {peer.rank_hint}", own.rank_hint)
+            own.add_peer(_without(peer.info, dead), f"rank {peer.rank_hint}", own.rank_hint)
         for own, peer in (self.ends, self.ends[::-1]):
             connect(own.engine, peer.info.process)
         self.engine = self.ends[0].engine
@@ -62,6 +67,15 @@ class Pair:
             if end.drills is not None:
                 end.drills.close()
             end.engine.close(0.0)
+
+
+def _without(info: ProcessInfo, dead: int | None) -> ProcessInfo:
+    """Replaces the listening port of a rail by a port without a listener."""
+    ports = [
+        dataclasses.replace(port, port=1) if rail == dead else port
+        for rail, port in enumerate(info.ports)
+    ]
+    return dataclasses.replace(info, ports=tuple(ports))
 
 
 def connect(engine: _core.Engine, process: int) -> None:

@@ -102,7 +102,8 @@ def by_folder(sources: Mapping[Path, str]) -> dict[Path, list[Comment]]:
 def prose_of(page: str) -> str:
     """The text of a page without code, tables, headings and images."""
     text = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
-    kept = [line for line in text.split("\n") if not line.startswith(("|", "#", "![", "<"))]
+    left_out = ("|", "#", "![", "<")
+    kept = [line for line in text.split("\n") if not line.lstrip().startswith(left_out)]
     text = re.sub(r"`[^`]*`", "X", "\n".join(kept))
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
 

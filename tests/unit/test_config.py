@@ -44,6 +44,8 @@ SAMPLES = {
     "rails": "eth1,10.0.0.7",
     "node": "per-rank",
     "management": "eth0",
+    "ports": "40000-40050",
+    "control_master": "10.0.0.1,10.0.1.1",
     "resilience": "off",
     "fallback": "off",
     "checksum": "on",
@@ -63,6 +65,7 @@ SAMPLES = {
     "fuse": "off",
     "gpu_direct": "off",
     "verbs_rnr_retry": "3",
+    "serving_engine": "llama-a",
 }
 
 
@@ -70,6 +73,9 @@ SAMPLES = {
 def test_every_option_is_read_from_its_variable(option: Option, tmp_path: Path) -> None:
     if option.name in ("journal_dir", "fault_file"):
         text = str(tmp_path)
+    elif option.name == "secret_file":
+        (tmp_path / "key").write_text("k" * 32)
+        text = str(tmp_path / "key")
     elif option.name in SAMPLES:
         text = SAMPLES[option.name]
     else:
@@ -84,14 +90,17 @@ def test_every_option_is_read_from_its_variable(option: Option, tmp_path: Path) 
 
 @pytest.mark.parametrize("option", options(), ids=lambda option: option.name)
 def test_a_wrong_value_is_an_error_with_field_value_and_range(option: Option) -> None:
-    nowhere = {"journal_dir": "/nonexistent/folder", "fault_file": "/nonexistent/folder/faults"}
-    wrong = {**nowhere, "rails": "a,,b"}.get(option.name)
+    wrong = {
+        "journal_dir": "a\0b",
+        "fault_file": "/nonexistent/folder/faults",
+        "rails": "a,,b",
+    }.get(option.name)
     if wrong is None:
         wrong = "two words" if option.kind is str and not option.choices else "nonsense"
     with pytest.raises(ConfigError) as caught:
         Config.from_env({option.variable: wrong})
     assert re.search(rf"\b{option.name} \({option.variable}\)", str(caught.value))
-    assert wrong in str(caught.value)
+    assert wrong in str(caught.value) or repr(wrong) in str(caught.value)
     assert "must be" in str(caught.value)
 
 
@@ -122,6 +131,10 @@ def test_values_outside_the_range_are_refused(option: Option) -> None:
         ({"rails": "eth0,eth0"}, "rails"),
         ({"rails": "eth0, eth1"}, "rails"),
         ({"node": "a b"}, "node"),
+        ({"ports": "40050-40000"}, "ports"),
+        ({"ports": "0-40000"}, "ports"),
+        ({"ports": "40000-65536"}, "ports"),
+        ({"ports": "40000-"}, "ports"),
         ({"link_timeout_s": float("nan")}, "link_timeout_s"),
         ({"resilience": 1}, "resilience"),
         ({"slots": True}, "slots"),

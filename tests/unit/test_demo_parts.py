@@ -26,7 +26,8 @@ from r2serve.lab.serving import load, workdir
 from r2serve.lab.serving.client import Load, LoadError, Run
 from r2serve.lab.serving.model import TinyLlama, make_tiny_llama, prompts
 from r2serve.lab.serving.places import LocalPlace, free_port
-from r2serve.lab.serving.serve import MAX_MODEL_LEN, Plan, environment, first_error
+from r2serve.lab.serving.plan import MAX_MODEL_LEN, Plan
+from r2serve.lab.serving.serve import environment, first_error
 
 
 def test_the_model_is_the_same_every_time(tmp_path: Path) -> None:

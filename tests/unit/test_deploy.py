@@ -172,12 +172,15 @@ def test_the_dashboard_shows_every_metric(tmp_path: Path) -> None:
     families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown}
     for name in exported(tmp_path):
         family = re.sub(r"_(bucket|sum|count)$", "", name)
-        # Exceptions: the version, the labels for joins with vLLM's metrics, a metric for an alert,
-        # and the peers' state, which Prometheus shows as `up`.
+        # Exceptions: the version, the labels for joins with vLLM's metrics, metrics for an alert
+        # or for the balancer of several engines, and the peers' state, which Prometheus shows as
+        # `up`.
         about = (
             "r2serve_build_info",
             "r2serve_engine_info",
             "r2serve_rail_connections_total",
+            "r2serve_serving_engine_ready",
+            "r2serve_workers_without_journal",
             "r2serve_peer_up",
         )
         assert family in families or family in about, name

@@ -10,7 +10,7 @@ from r2serve import __version__, _core, rendezvous
 from r2serve.communicator import Communicator
 from r2serve.config import Config
 from r2serve.errors import ConfigError
-from r2serve.ports.pairing import PortInfo, ProcessInfo
+from r2serve.ports.info import PortInfo, ProcessInfo
 
 INFO = ProcessInfo(
     process=7,
@@ -30,7 +30,7 @@ def make(change: Any) -> Communicator:
         assert list(own)[:2] == ["r2serve", "wire"]
         return [own, change(rendezvous.with_release(INFO.to_wire()))]
 
-    return Communicator._make(exchange, "test", 0, Config(rails="127.0.0.1"), None, False)
+    return Communicator._make(exchange, "test", 0, Config(rails="127.0.0.1"), lambda: None, False)
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,23 @@ import pytest
 SETUP = Path(__file__).resolve().parents[2] / "deploy" / "setup"
 
 
-@pytest.fixture(scope="module")
-def engine() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("setup_engine", SETUP / "engine.py")
+def loaded(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"setup_{name}", SETUP / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def engine() -> ModuleType:
+    return loaded("engine")
+
+
+@pytest.fixture(scope="module")
+def sglang() -> ModuleType:
+    return loaded("sglang")
 
 
 def test_the_metadata_wheel_installs_under_the_name_vllm(
@@ -107,3 +116,36 @@ def test_without_missing_packages_there_is_no_output(tmp_path: Path) -> None:
         timeout=300,
     )
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+def test_sglang_is_installed_without_its_packages_for_gpus(sglang: ModuleType) -> None:
+    listed = [
+        "torch==2.14.1",
+        "flashinfer_python[cu13]==0.7.2",
+        "Torch_Memory.Saver>=1",
+        'pytest; extra == "test"',
+        "torchao",
+        "xgrammar==0.2.7",
+    ]
+    assert sglang.requirements(listed) == ["torchao", "xgrammar==0.2.7"]
+
+
+def test_an_environment_shares_the_compiled_core_of_another(
+    sglang: ModuleType, tmp_path: Path
+) -> None:
+    theirs, ours = tmp_path / "theirs", tmp_path / "venv/lib/python/site-packages"
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    ours.mkdir(parents=True)
+    info = theirs / "r2serve-0.1.0.dist-info"
+    info.mkdir(parents=True)
+    (theirs / "r2serve").mkdir()
+    (theirs / "r2serve/_core.so").write_text("core")
+    (info / "METADATA").write_text("Name: r2serve\nVersion: 0.1.0\n")
+    names = ("../../../bin/r2serve", "r2serve/_core.so", "r2serve-0.1.0.dist-info/METADATA")
+    (info / "RECORD").write_text("".join(f"{name},,\n" for name in names))
+    sglang.share_r2serve(theirs, ours)
+    assert (ours / "r2serve/_core.so").read_text() == "core"
+    command = tmp_path / "venv/bin/r2serve"
+    assert command.read_text().startswith(f"#!{tmp_path}/venv/bin/python\n")
+    with pytest.raises(SystemExit, match="has no r2serve: run make setup first"):
+        sglang.share_r2serve(tmp_path, ours)

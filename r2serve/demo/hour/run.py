@@ -21,8 +21,9 @@ from r2serve.lab.serving.client import Load, LoadError, Run
 from r2serve.lab.serving.journals import Journals
 from r2serve.lab.serving.model import make_tiny_llama, prompts
 from r2serve.lab.serving.places import LabPlace
+from r2serve.lab.serving.plan import Plan, ServeError
 from r2serve.lab.serving.progress import Progress
-from r2serve.lab.serving.serve import Plan, ServeError, Server, warm_server
+from r2serve.lab.serving.serve import Server, warm_server
 
 logger = logging.getLogger(__name__)
 

@@ -38,8 +38,8 @@ def tell_of_a_call(communicator: Communicator) -> None:
 
 def main() -> None:
     communicator = Communicator.standalone(ARGUMENTS["host"], ARGUMENTS["port"], ME, RANKS)
-    data = torch.ones(1000)
-    communicator.all_reduce(data)
+    elements = ARGUMENTS["elements"]
+    communicator.all_reduce(torch.ones(elements))
     handled = 0
 
     def counts(_: int, __: FrameType | None) -> None:
@@ -70,7 +70,7 @@ def main() -> None:
             again_s = ARGUMENTS["alarm_s"] if ARGUMENTS["handler"] == "counts" else 0
             signal.setitimer(signal.ITIMER_REAL, ARGUMENTS["alarm_s"], again_s)
         for turn in range(ARGUMENTS["turns"]):
-            got = communicator.all_reduce(torch.full((1000,), float(turn)))
+            got = communicator.all_reduce(torch.full((elements,), float(turn)))
             assert bool((got == RANKS * turn).all())
     except (R2cclError, KeyboardInterrupt, Stopped) as ended:
         error, text = type(ended).__name__, str(ended)

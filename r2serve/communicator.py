@@ -100,6 +100,7 @@ class Communicator(Collectives):
         self._number = number
         self._members = list(members)
         self._release = weakref.finalize(self, release, process)
+        self._bound: list[Communicator] = []
         _LOG.debug(
             "communicator %s: rank %d of %d on %d node(s), algorithm %s, resilience %s",
             name,
@@ -367,9 +368,16 @@ class Communicator(Collectives):
     def abort(self, reason: str) -> None:
         """Ends the current call and all later calls with AbortedError. Thread-safe.
 
-        The other ranks receive a notice and end in the same way.
+        The other ranks receive a notice and end in the same way. Communicators of :meth:`bind` end,
+        too.
         """
+        for communicator in tuple(self._bound):
+            communicator.abort(reason)
         self._core.abort(f"rank {self.rank} gave up: {reason}")
+
+    def bind(self, other: Communicator) -> None:
+        """Makes :meth:`abort` end ``other``, too, where other ranks may wait for this rank."""
+        self._bound.append(other)
 
     def close(self) -> None:
         """Closes gracefully: waits for delivery of sent data, at most 5 s. Idempotent."""

@@ -85,12 +85,15 @@ class DeviceCommunicator(Collectives):
             InternalError: the CUDA driver returned an error; the text contains the driver's text.
         """
         device = torch.empty(0, device=device).device  # adds the index
-        _agree(host)
+        # Bound before the first exchange: no rank waits in them for a rank that gave up on `host`.
         twin = host.twin(f"{host.name}/device")
         nodes, inter_node = _inter_node_group(host)
         self._parts = [twin] if inter_node is None else [twin, inter_node]
+        for part in self._parts:
+            host.bind(part)
         index = 0 if device.index is None else device.index
         try:
+            _agree(host)
             self._stream_core = _core.StreamCommunicator(
                 twin._core,
                 host.config.cuda_library,
@@ -271,8 +274,7 @@ class DeviceCommunicator(Collectives):
 
     def abort(self, reason: str) -> None:
         """Ends all calls with an error, on this rank and on all others. Thread-safe."""
-        for communicator in (*self._parts, self.host):
-            communicator.abort(reason)
+        self.host.abort(reason)
 
     def close(self) -> None:
         """Waits for work in the streams, then closes. Idempotent."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from pairs import free_port
 from r2serve import tensors
 from r2serve.communicator import Communicator
 from r2serve.config import Config
-from r2serve.errors import ConfigError, InvalidArgumentError
+from r2serve.errors import AbortedError, ConfigError, InvalidArgumentError
 
 CONFIG = Config(rails="127.0.0.1", node="per-rank")
 
@@ -176,6 +177,24 @@ def test_an_address_of_another_machine_is_named() -> None:
     config = Config(rails="203.0.113.7", node="per-rank")
     with pytest.raises(ConfigError, match=re.escape("203.0.113.7")):
         Communicator.standalone("127.0.0.1", free_port(), 0, 1, config=config)
+
+
+@pytest.mark.timeout(60)
+def test_an_abort_reaches_ranks_that_wait_in_a_bound_communicator(
+    pair: list[Communicator],
+) -> None:
+    hosts = [one.twin("host") for one in pair]
+    parts = [one.twin("part") for one in hosts]
+    for host, part in zip(hosts, parts, strict=True):
+        host.bind(part)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(parts[0].barrier)
+        hosts[1].abort("the test wants it")
+        error = waiting.exception(60)
+    assert isinstance(error, AbortedError)
+    assert "rank 1 gave up: the test wants it" in str(error)
+    for one in (*parts, *hosts):
+        one.close()
 
 
 @pytest.mark.timeout(60)

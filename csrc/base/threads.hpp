@@ -1,8 +1,8 @@
 // Start of a thread with an error in place of an exception.
 #pragma once
 
+#include <exception>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -17,7 +17,7 @@ template <typename Body>
   try {
     thread = std::thread(std::move(body));
     return {};
-  } catch (const std::system_error& error) {
+  } catch (const std::exception& error) {  // system_error or bad_alloc
     return {ErrorCode::internal,
             std::string("cannot start ") + what + ": " + error.what() +
                 "; check the limits of processes (ulimit -u, pids.max) and memory"};

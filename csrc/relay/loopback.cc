@@ -18,6 +18,7 @@ namespace r2ccl {
 namespace {
 
 constexpr int most_waiting = 1024;  // connections that wait for an accept, as in PyTorch's store
+constexpr int most_attempts = 4;    // to list sockets while others open and close sockets
 
 Status failed_call(const std::string& what) {
   return {ErrorCode::internal, what + ": " + std::strerror(errno)};
@@ -129,6 +130,8 @@ Status SocketTable::check() {
 
 Result<std::vector<std::uint16_t>> SocketTable::listeners(std::uint32_t address, uid_t owner) {
   auto all = entries(1U << TCP_LISTEN, nullptr, nullptr);
+  for (int attempt = 1; !all.ok() && attempt < most_attempts; ++attempt)
+    all = entries(1U << TCP_LISTEN, nullptr, nullptr);
   if (!all.ok()) return all.take_status();
   std::vector<std::uint16_t> ports;
   for (const Entry& entry : all.value())
@@ -181,6 +184,7 @@ Result<std::vector<SocketTable::Entry>> SocketTable::from_netlink(std::uint32_t 
   }
   if (::send(netlink_.get(), &query, sizeof(query), 0) < 0) return failed_call("sock_diag");
   std::vector<Entry> found;
+  bool changed = false;
   alignas(nlmsghdr) std::array<char, 32 << 10> buffer;
   for (;;) {
     const ssize_t bytes = ::recv(netlink_.get(), buffer.data(), buffer.size(), 0);
@@ -190,6 +194,9 @@ Result<std::vector<SocketTable::Entry>> SocketTable::from_netlink(std::uint32_t 
     for (auto* header = reinterpret_cast<nlmsghdr*>(buffer.data()); NLMSG_OK(header, left);
          header = NLMSG_NEXT(header, left)) {
       if (header->nlmsg_seq != sequence_) continue;
+      changed |= (header->nlmsg_flags & NLM_F_DUMP_INTR) != 0;
+      if (header->nlmsg_type == NLMSG_DONE && changed)
+        return Status(ErrorCode::internal, "sock_diag: the sockets changed while they were read");
       if (header->nlmsg_type == NLMSG_DONE) return found;
       if (header->nlmsg_type == NLMSG_ERROR) {
         nlmsgerr error{};
@@ -201,8 +208,10 @@ Result<std::vector<SocketTable::Entry>> SocketTable::from_netlink(std::uint32_t 
       inet_diag_msg socket{};
       if (header->nlmsg_len < NLMSG_LENGTH(sizeof(socket))) continue;
       std::memcpy(&socket, NLMSG_DATA(header), sizeof(socket));
-      found.push_back({{ntohl(socket.id.idiag_src[0]), ntohs(socket.id.idiag_sport)},
-                       {ntohl(socket.id.idiag_dst[0]), ntohs(socket.id.idiag_dport)},
+      // An IPv6 socket with an IPv4 connection, as torch's, has mapped addresses: ::ffff:a.b.c.d.
+      const std::size_t word = socket.idiag_family == AF_INET6 ? 3 : 0;
+      found.push_back({{ntohl(socket.id.idiag_src[word]), ntohs(socket.id.idiag_sport)},
+                       {ntohl(socket.id.idiag_dst[word]), ntohs(socket.id.idiag_dport)},
                        socket.idiag_state,
                        socket.idiag_uid});
       if (single) return found;
@@ -211,15 +220,27 @@ Result<std::vector<SocketTable::Entry>> SocketTable::from_netlink(std::uint32_t 
 }
 
 Result<std::vector<SocketTable::Entry>> SocketTable::from_proc(std::uint32_t states) {
-  std::ifstream table("/proc/net/tcp");
-  if (!table) return failed_call("/proc/net/tcp");
   std::vector<Entry> found;
+  R2CCL_TRY(read_table("/proc/net/tcp", states, found));
+  // Without IPv6 in the kernel, the second table does not exist.
+  if (::access("/proc/net/tcp6", R_OK) == 0) R2CCL_TRY(read_table("/proc/net/tcp6", states, found));
+  return found;
+}
+
+Status SocketTable::read_table(const char* path, std::uint32_t states, std::vector<Entry>& found) {
+  std::ifstream table(path);
+  if (!table) return failed_call(path);
   std::string line;
-  std::getline(table, line);  // the headings
+  std::getline(table, line);                              // the headings
+  const std::string mapped = "0000000000000000FFFF0000";  // of an IPv4 address in an IPv6 socket
+  const auto is_ipv4 = [&](const std::string& text) {
+    return text.find(':') == 8 || text.starts_with(mapped);
+  };
   const auto end_from = [](const std::string& text) {
     // The address is printed as a number of the host's byte order; the port is not.
     const std::size_t colon = text.find(':');
-    const auto address = static_cast<std::uint32_t>(std::stoul(text.substr(0, colon), nullptr, 16));
+    const auto address =
+        static_cast<std::uint32_t>(std::stoul(text.substr(colon - 8, 8), nullptr, 16));
     const auto port = static_cast<std::uint16_t>(std::stoul(text.substr(colon + 1), nullptr, 16));
     return LoopbackEnd{ntohl(address), port};
   };
@@ -229,11 +250,12 @@ Result<std::vector<SocketTable::Entry>> SocketTable::from_proc(std::uint32_t sta
     uid_t owner = 0;
     if (!(fields >> number >> local >> remote >> state >> queues >> timer >> retransmits >> owner))
       continue;
+    if (!is_ipv4(local) || !is_ipv4(remote)) continue;
     const auto value = static_cast<std::uint8_t>(std::stoul(state, nullptr, 16));
     if ((states >> value & 1U) == 0) continue;
     found.push_back({end_from(local), end_from(remote), value, owner});
   }
-  return found;
+  return {};
 }
 
 }  // namespace r2ccl

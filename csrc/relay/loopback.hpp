@@ -57,6 +57,7 @@ class SocketTable {
   Result<std::vector<Entry>> from_netlink(std::uint32_t states, const LoopbackEnd* local,
                                           const LoopbackEnd* remote);
   static Result<std::vector<Entry>> from_proc(std::uint32_t states);
+  static Status read_table(const char* path, std::uint32_t states, std::vector<Entry>& found);
   Status check();
 
   FileDescriptor netlink_;      // invalid: /proc/net/tcp is read

@@ -153,7 +153,7 @@ Status Relay::run() {
     }
     if (now >= next_look_) {
       if (parent_is_gone()) return {};
-      look();
+      (void)look();
       const bool started = parent_told_up_ || now - begun_ > start_limit_ns;
       next_look_ = now + (started ? idle_look_ns : start_look_ns);
       (void)carry_links();

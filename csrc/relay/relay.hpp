@@ -132,7 +132,7 @@ class Relay {
   [[nodiscard]] int fd_of(std::size_t peer, StreamId stream) const;
 
   // relay_mirrors.cc: listeners and SYNC
-  void look();
+  bool look();
   void add_mirror(std::size_t peer, std::uint16_t port);
   void remove_mirror(std::size_t peer, std::uint16_t port);
   [[nodiscard]] static FileDescriptor open_spare();

@@ -12,11 +12,12 @@
 namespace r2ccl {
 
 // Announces new listeners of this user at the own virtual address, and withdraws ended ones.
-void Relay::look() {
+// Returns false if the kernel does not tell the listeners.
+bool Relay::look() {
   auto found = table_.listeners(own_address_, user_);
   if (!found.ok()) {
     log(LogLevel::error, "relay: " + found.take_status().message());
-    return;
+    return false;
   }
   const std::set<std::uint16_t> there(found.value().begin(), found.value().end());
   for (const std::uint16_t port : there) {
@@ -32,6 +33,7 @@ void Relay::look() {
     refused_.erase(*port);
     port = announced_.erase(port);
   }
+  return true;
 }
 
 void Relay::add_mirror(std::size_t index, std::uint16_t port) {
@@ -39,15 +41,17 @@ void Relay::add_mirror(std::size_t index, std::uint16_t port) {
   remove_mirror(index, port);
   const LoopbackEnd at{virtual_address(options_.prefix, peer.node), port};
   auto socket = listen_at(at, /*shared=*/true);
-  if (!socket.ok()) {
+  Status status = socket.ok() ? Status() : socket.take_status();
+  const int fd = status.ok() ? socket.value().get() : -1;
+  epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
+  if (status.ok() && ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0)
+    status = {ErrorCode::internal, "epoll: " + std::string(std::strerror(errno))};
+  if (!status.ok()) {
     log(LogLevel::error, "relay: no mirror of a listener of node " + std::to_string(peer.node) +
-                             ": " + socket.take_status().message());
+                             ": " + status.message());
     peer.mux.no_mirror(port);
     return;
   }
-  const int fd = socket.value().get();
-  epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
   mirrors_.insert_or_assign(fd, Mirror{std::move(socket.value()), index, port});
 }
 
@@ -119,7 +123,7 @@ void Relay::accept_sync() {
                                "; only user " + std::to_string(user_) + " may call SYNC");
     return;
   }
-  look();
+  if (!look()) return;  // the caller reads no answer, which is an error
   const std::uint32_t token = next_token_++;
   SyncClient& client = sync_clients_[token];
   client.socket = std::move(socket);

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
+#include <string>
 #include <utility>
 
 #include "relay/relay.hpp"
@@ -99,9 +101,10 @@ void Relay::end_writing(int fd, Carried& carried) {
 }
 
 // Waits for the events that can move bytes now.  A descriptor without any leaves epoll, since a
-// closed connection would wake the thread again and again.
+// closed connection would wake the thread again and again.  A descriptor that epoll refuses is
+// dropped, and its stream is reset, since nothing would ever move its bytes.
 void Relay::watch(int fd, Carried& carried) {
-  const StreamMux& mux = peers_[carried.peer]->mux;
+  StreamMux& mux = peers_[carried.peer]->mux;
   const bool reads = !carried.connecting && !carried.read_end && mux.room(carried.stream) > 0;
   const bool writes = carried.connecting || !mux.read(carried.stream).empty();
   const std::uint32_t wanted = (reads ? EPOLLIN : 0U) | (writes ? EPOLLOUT : 0U);
@@ -110,7 +113,12 @@ void Relay::watch(int fd, Carried& carried) {
   const int how = wanted == 0            ? EPOLL_CTL_DEL
                   : carried.watched == 0 ? EPOLL_CTL_ADD
                                          : EPOLL_CTL_MOD;
-  ::epoll_ctl(epoll_.get(), how, fd, &event);
+  if (::epoll_ctl(epoll_.get(), how, fd, &event) != 0) {
+    log(LogLevel::error, "relay: a connection is reset: epoll: " +
+                             std::string(std::strerror(errno)) + "; see fs.epoll.max_user_watches");
+    mux.reset(carried.stream);
+    return drop(fd, /*reset_socket=*/true);
+  }
   carried.watched = wanted;
 }
 

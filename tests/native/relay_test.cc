@@ -2,16 +2,23 @@
 // mirror of one relay reaches a listener of the other over real rails.
 #include "relay/relay.hpp"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -82,6 +89,22 @@ std::string text_of(std::size_t bytes) {
   return text;
 }
 
+// Makes a system call of the calling thread fail if an argument has a value.
+void refuse(std::uint32_t call, std::size_t argument, std::uint32_t value, std::uint32_t error) {
+  const auto at = static_cast<std::uint32_t>(offsetof(seccomp_data, args) + 8 * argument);
+  std::array<sock_filter, 6> program{{
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, at),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  }};
+  const sock_fprog filter{.len = program.size(), .filter = program.data()};
+  EXPECT_EQ(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+  EXPECT_EQ(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0) << std::strerror(errno);
+}
+
 class Relays : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -103,7 +126,10 @@ class Relays : public ::testing::Test {
       auto relay = Relay::create(job_.engines[node], options);
       ASSERT_TRUE(relay.ok()) << relay.take_status().message();
       relays_[node] = std::move(relay.value());
-      threads_[node] = std::thread([this, node] { outcomes_[node] = relays_[node]->run(); });
+      threads_[node] = std::thread([this, node] {
+        prepare(node);
+        outcomes_[node] = relays_[node]->run();
+      });
     }
   }
   void TearDown() override {
@@ -112,6 +138,8 @@ class Relays : public ::testing::Test {
       if (thread.joinable()) thread.join();
     for (const auto& ends : parents_) ::close(ends[0]);
   }
+  // Called in the thread of a relay before it runs.
+  virtual void prepare(std::uint32_t /*node*/) {}
   void end_parent(std::uint32_t node) {
     if (parents_[node][1] >= 0) ::close(parents_[node][1]);
     parents_[node][1] = -1;
@@ -284,6 +312,29 @@ TEST_F(Relays, WithoutADescriptorAConnectionIsReset) {
   EXPECT_EQ(server.receive(1), "x");
 }
 
+// The limit of watches (fs.epoll.max_user_watches) is reached on the node of the parameter.
+class RelaysWithoutWatches : public Relays, public ::testing::WithParamInterface<std::uint32_t> {
+ protected:
+  void prepare(std::uint32_t node) override {
+    if (node == GetParam()) refuse(SYS_epoll_ctl, 1, EPOLL_CTL_ADD, ENOSPC);
+  }
+};
+
+TEST_P(RelaysWithoutWatches, AListenerHasNoMirrorOrAConnectionIsReset) {
+  const Socket listener = listen();
+  if (GetParam() == 1) {
+    EXPECT_EQ(sync(0), "taken " + std::to_string(port_) + " node 1\n");
+    EXPECT_FALSE(Socket::to(mirror()).valid());
+    return;
+  }
+  ASSERT_EQ(sync(0), "ok\n");
+  const Socket client = Socket::to(mirror());
+  ASSERT_TRUE(client.valid());
+  EXPECT_EQ(client.read_error(), ECONNRESET);
+}
+
+INSTANTIATE_TEST_SUITE_P(Nodes, RelaysWithoutWatches, ::testing::Values(0, 1));
+
 TEST_F(Relays, ConnectionsOfOtherUsersAreReset) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
   const Socket listener = listen();
@@ -340,6 +391,41 @@ TEST(SocketTable, FindsListenersAndOwners) {
   EXPECT_EQ(table.value().listeners(address, ::geteuid()).value(), std::vector{port});
   EXPECT_TRUE(table.value().listeners(address, ::geteuid() + 1).value().empty());
   EXPECT_FALSE(table.value().owner({address, 1}, {address, port}).value().has_value());
+}
+
+// torch connects to an IPv4 address by an IPv6 socket.
+TEST(SocketTable, FindsOwnersOfIpv6SocketsWithAndWithoutNetlink) {
+  const std::uint32_t address = 127U << 24U | 250U << 16U | 11U << 8U | 1U;
+  auto listener = listen_at({address, 0}, false);
+  ASSERT_TRUE(listener.ok());
+  sockaddr_in bound{};
+  socklen_t size = sizeof(bound);
+  ::getsockname(listener.value().get(), reinterpret_cast<sockaddr*>(&bound), &size);
+  const LoopbackEnd remote{address, ntohs(bound.sin_port)};
+  const FileDescriptor client(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!client.valid()) GTEST_SKIP() << "no IPv6";
+  sockaddr_in6 to{};
+  to.sin6_family = AF_INET6;
+  to.sin6_port = bound.sin_port;
+  ASSERT_EQ(::inet_pton(AF_INET6, "::ffff:127.250.11.1", &to.sin6_addr), 1);
+  ASSERT_EQ(::connect(client.get(), reinterpret_cast<const sockaddr*>(&to), sizeof(to)), 0);
+  sockaddr_in6 from{};
+  size = sizeof(from);
+  ::getsockname(client.get(), reinterpret_cast<sockaddr*>(&from), &size);
+  std::uint32_t mapped = 0;
+  std::memcpy(&mapped, &from.sin6_addr.s6_addr[12], sizeof(mapped));
+  const LoopbackEnd local{ntohl(mapped), ntohs(from.sin6_port)};
+  const auto check = [&] {
+    auto table = SocketTable::open();
+    ASSERT_TRUE(table.ok()) << table.take_status().message();
+    EXPECT_EQ(table.value().owner(local, remote).value(), ::geteuid());
+    EXPECT_EQ(table.value().listeners(address, ::geteuid()).value(), std::vector{remote.port});
+  };
+  check();
+  std::thread([&] {
+    refuse(SYS_socket, 0, AF_NETLINK, EAFNOSUPPORT);
+    check();
+  }).join();
 }
 
 SocketAddress at(std::uint16_t port) { return SocketAddress::ip("127.0.0.1", port).value(); }

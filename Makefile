@@ -24,6 +24,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_RETRIES := 10
 ifneq ($(shell command -v ccache),)
 export CMAKE_CXX_COMPILER_LAUNCHER := ccache
+# Objects are shared by checkouts in other folders, and objects with a precompiled header are kept.
+export CCACHE_BASEDIR ?= $(CURDIR)
+export CCACHE_NOHASHDIR ?= 1
+export CCACHE_SLOPPINESS ?= pch_defines,time_macros
 endif
 ARGS ?=
 COMMA := ,
@@ -32,7 +36,7 @@ CORE := $(shell find csrc -name '*.cc' -o -name '*.hpp' -o -name '*.cu')
 FORMATTED := $(shell find csrc tests bench -name '*.cc' -o -name '*.hpp')
 
 PHONY_NATIVE := $(foreach variant,plain asan tsan,native-$(variant) native-$(variant)-long)
-.PHONY: $(PHONY_NATIVE) help setup setup-sglang demo demo-sglang test gate test-native test-long test-guest coverage mutations compare gpu-check gpu-check-vllm gpu-kit model fuzz bench lint lint-all lint-python lint-format lint-cpp lint-changed docs clean
+.PHONY: $(PHONY_NATIVE) native-quick lint-quick quick help setup setup-sglang demo demo-sglang test gate cases test-native test-long test-guest coverage mutations compare gpu-check gpu-check-vllm gpu-kit model fuzz bench lint lint-all lint-python lint-format lint-cpp lint-changed docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -84,10 +88,16 @@ STAGES ?=
 test: setup $(STAMPS)/system-test ## run all tests, cheapest first; STAGES="plain unit" runs these only
 	@$(GATE) $(STAGES) -- $(ARGS)
 
+quick: setup $(STAMPS)/system-test $(STAMPS)/system-lint ## lint changed files, run exact native and unit tests: what to run between two edits
+	@$(GATE) --quick $(STAGES) -- $(ARGS)
+
 gate: setup $(STAMPS)/system-test $(STAMPS)/system-lint ## lint and run all tests, also after a failure, and list all failures
 	@$(GATE) --keep-going --deadline $(DEADLINE) $(or $(STAGES),$(ALL_STAGES)) -- $(ARGS)
 ALL_STAGES := lint plain unit asan tsan engines guest alone
 DEADLINE ?= 4500
+
+cases: setup $(STAMPS)/system-test ## run the tests of reports from the field, and print before and now
+	@$(BIN)/python -m pytest -q -n 2 -m "case and not long" --cases --durations=0 --durations-min=20 $(ARGS)
 
 # GCC builds the plain variant and clang the others, so both compilers check every file. Reports
 # need only line tables as debugging information, which saves a third of the compile time. The plain
@@ -99,6 +109,7 @@ ASAN := $(SANITIZED) -DR2CCL_SANITIZE=address$(COMMA)undefined
 TSAN := $(SANITIZED) -DR2CCL_SANITIZE=thread
 FUZZED := -DCMAKE_CXX_COMPILER=clang++ '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -g' \
 	-DR2CCL_PYTHON=OFF -DR2CCL_FUZZ=ON
+# Arguments: variant, options of CMake, step of the sweep, options of CTest.
 define native
 @echo "== native tests: $(1)"
 @rm -rf build/results/$(1)
@@ -107,7 +118,7 @@ define native
 	|| { cat build/$(1).log; exit 1; }
 @$(TIMED) "build of the native tests, $(1)" cmake --build build/native-$(1)
 @$(TIMED) "native tests, $(1)" env R2SERVE_SWEEP=$(3) ctest --test-dir build/native-$(1) --output-on-failure \
-	--no-tests=error -j$(JOBS)
+	--no-tests=error -j$(JOBS) $(4)
 endef
 
 native-plain: setup $(STAMPS)/system-test
@@ -116,6 +127,8 @@ native-asan: setup $(STAMPS)/system-test
 	$(call native,asan,$(ASAN) -DR2CCL_LONG_TESTS=OFF)
 native-tsan: setup $(STAMPS)/system-test
 	$(call native,tsan,$(TSAN) -DR2CCL_LONG_TESTS=OFF -DR2CCL_TSAN_ALL=OFF)
+native-quick: setup $(STAMPS)/system-test
+	$(call native,plain,-DR2CCL_LONG_TESTS=OFF,64,-LE 'slow|timing')
 test-native: native-plain native-asan native-tsan ## run the native tests only
 
 native-plain-long: setup $(STAMPS)/system-test
@@ -134,7 +147,7 @@ coverage: setup $(STAMPS)/system-test ## measure line and branch coverage of the
 	@cmake -S . -B build/coverage -G Ninja -DR2CCL_TESTS=ON -DR2CCL_PYTHON=OFF \
 		'-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1 --coverage -fprofile-update=atomic' >build/coverage.log \
 		|| { cat build/coverage.log; exit 1; }
-	@cmake --build build/coverage
+	@CCACHE_DISABLE=1 cmake --build build/coverage
 	@$(BIN)/python tests/power/cover.py native
 	@$(BIN)/python tests/power/cover.py python $(ARGS)
 	@$(BIN)/python tests/power/cover.py show
@@ -185,6 +198,9 @@ fuzz: setup $(STAMPS)/system-test ## fuzz the wire parser, the handshake and the
 	done
 
 lint: lint-python lint-format lint-changed ## check formatting and types, clang-tidy on changed files (LINT_BASE=commit)
+# Uncommitted changes only. A file beyond the limit is left to `make lint`.
+lint-quick: lint-python lint-format
+	@$(MAKE) lint-changed LINT_BASE=HEAD LINT_LIMIT=30
 lint-all: lint-python lint-cpp ## check formatting and types, clang-tidy on all files
 
 # Linting needs only the tools, not a core up to date.

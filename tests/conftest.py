@@ -8,12 +8,14 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from queue import Empty
 from typing import Any
 
+import cases
 import hangs
 import hypothesis
 import pytest
@@ -35,6 +37,7 @@ LATE = "late"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--outcome", metavar="FILE", help="save passed, failed and late tests as JSON")
+    parser.addoption("--cases", action="store_true", help="print a row for each field case")
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +94,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         limit = limit_s(item)
         item.stash[LIMIT] = limit
+        cases.note(item)
         item.add_marker(pytest.mark.timeout(limit + hangs.REACTION_S), append=False)
 
 
@@ -136,14 +140,18 @@ class Report:
         self._plugins = config.pluginmanager
         self._file: str | None = config.getoption("--outcome")
         self._passed = 0
-        self._skipped = Counter[str]()
+        self._skipped: dict[str, str] = {}
         self._failed: dict[str, str] = {}
+        self._times: dict[str, tuple[float | None, float]] = {}
         self._late: dict[str, dict[str, Any]] = {}
         self._seconds: dict[str, float] = {}
         self._crashed: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0.0) + report.duration
+        # The report of a test whose process crashed has no times.
+        started, _ = self._times.get(report.nodeid, (report.start or None, 0.0))
+        self._times[report.nodeid] = (started, report.stop or time.time())
         terminal = self._plugins.get_plugin("terminalreporter")
         if report.when == "teardown" and terminal is not None:
             for name, line in report.user_properties:
@@ -160,7 +168,7 @@ class Report:
         elif report.failed:
             self._failed[report.nodeid] = f"{report.when}: {last_line(report)}"
         elif report.skipped:
-            self._skipped[skip_reason(report)] += 1
+            self._skipped[report.nodeid] = skip_reason(report)
         elif report.when == "call":
             self._passed += 1
 
@@ -168,7 +176,7 @@ class Report:
         if report.failed:
             self._failed[report.nodeid] = f"collection: {last_line(report)}"
         elif report.skipped:
-            self._skipped[skip_reason(report)] += 1
+            self._skipped[report.nodeid] = skip_reason(report)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
@@ -185,13 +193,18 @@ class Report:
             return
         found = {
             "passed": self._passed,
-            "skipped": dict(self._skipped),
-            "failed": [{"nodeid": name, "message": text} for name, text in self._failed.items()],
+            "skipped": list(self._skipped.items()),
+            "failed": [self._failure(name) for name in self._failed],
             # A test with another failure, too, is no late test.
             "late": [row for name, row in self._late.items() if name not in self._failed],
             "seconds": {name: round(each, 2) for name, each in self._seconds.items()},
         }
         Path(self._file).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+    def _failure(self, name: str) -> dict[str, Any]:
+        started, stopped = self._times.get(name, (None, None))
+        message = self._failed[name]
+        return {"nodeid": name, "message": message, "started": started, "stopped": stopped}
 
 
 def last_line(report: pytest.TestReport | pytest.CollectReport) -> str:
@@ -205,6 +218,8 @@ def last_line(report: pytest.TestReport | pytest.CollectReport) -> str:
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Report(config))
+        if config.getoption("--cases"):
+            config.pluginmanager.register(cases.Cases())
 
 
 @pytest.fixture(scope="session")

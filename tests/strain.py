@@ -1,7 +1,12 @@
-"""How starved the machine is: the factor for waits of tests, and figures beside a late test."""
+"""How starved the machine is: the factor for waits of tests, and figures beside a late test.
+
+A process killed for want of memory says nothing about the product, so the monitor notes the times
+of these kills, too.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import threading
@@ -18,6 +23,8 @@ ROUNDS = 450_000
 TICK_S = 0.01
 SHORTEST_PAUSE_S = 0.05
 EVERY_S = 10.0
+KILLS_EVERY_S = 1.0
+CGROUPS = Path("/sys/fs/cgroup")
 
 
 def work() -> float:
@@ -84,6 +91,10 @@ class Monitor:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._samples: list[Sample] = []
+        self._kills = memory_kills()
+        self._kills_at = time.time()
+        self._killed: list[tuple[float, float, int]] = []
+        self._counting = threading.Lock()
 
     def __enter__(self) -> Monitor:
         self._thread.start()
@@ -108,9 +119,21 @@ class Monitor:
             longest_pause_s=max(own, default=0.0),
         )
 
+    def kills(self, since: float, until: float) -> int:
+        """Returns the out-of-memory kills of an interval; `since`, `until`: s since 1970."""
+        self._count_kills()
+        return sum(n for begin, end, n in self._killed.copy() if begin <= until and since <= end)
+
+    def _count_kills(self) -> None:
+        with self._counting:
+            now, kills = time.time(), memory_kills()
+            if kills > self._kills:
+                self._killed.append((self._kills_at, now, kills - self._kills))
+            self._kills, self._kills_at = kills, now
+
     def _watch(self) -> None:
         last = time.monotonic()
-        sampled = 0.0
+        sampled = counted = 0.0
         while not self._end.wait(TICK_S):
             now = time.monotonic()
             if now - last - TICK_S > SHORTEST_PAUSE_S:
@@ -119,6 +142,43 @@ class Monitor:
             if now - sampled >= EVERY_S:
                 sampled = now
                 self._samples.append(_sample())
+            if now - counted >= KILLS_EVERY_S:
+                counted = now
+                self._count_kills()
+
+
+def memory_kills(root: Path = CGROUPS, of_machine: Path = Path("/proc/vmstat")) -> int:
+    """Returns the number of processes killed for want of memory so far.
+
+    Counted are the kills in the own control group and below; without such a group, the kills of the
+    whole machine.
+    """
+    for file in _memory_files(root, Path("/proc/self/cgroup")):
+        with contextlib.suppress(OSError, ValueError):
+            return _value(file, "oom_kill")
+    with contextlib.suppress(OSError, ValueError):
+        return _value(of_machine, "oom_kill")
+    return 0
+
+
+def _memory_files(root: Path, groups: Path) -> list[Path]:
+    """Returns the files that may have the counter, of the own group and of a container's group."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in groups.read_text().splitlines():
+            number, controllers, group = line.split(":", 2)
+            if number == "0" and not controllers:
+                found.append(root / group.lstrip("/") / "memory.events")
+    return [*found, root / "memory.events"]
+
+
+def _value(file: Path, name: str) -> int:
+    """Returns a value of a file with a name and a number in each line."""
+    for line in file.read_text().splitlines():
+        words = line.split()
+        if len(words) == 2 and words[0] == name:
+            return int(words[1])
+    raise ValueError(f"{file} has no value {name}")
 
 
 def _sample() -> Sample:

@@ -72,8 +72,15 @@ def needs_mptcp() -> None:
         pytest.skip(f"no MPTCP: {error}")
 
 
-@pytest.mark.parametrize("fault", ["cut", "black_hole"])
-@pytest.mark.parametrize("kind", ["ecmp", "mptcp"])
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        ("ecmp", "cut"),
+        ("mptcp", "black_hole"),
+        pytest.param("ecmp", "black_hole", marks=pytest.mark.long),
+        pytest.param("mptcp", "cut", marks=pytest.mark.long),
+    ],
+)
 def test_a_connection_survives_the_loss_of_its_rail(
     kind: str, fault: str, lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def confined(folder: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.case("15", "no start without netlink")
 @pytest.mark.parametrize(
     ("folder", "why"),
     [

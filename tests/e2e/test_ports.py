@@ -97,8 +97,11 @@ def local_lab(make_lab: Callable[..., Lab]) -> Lab:
 
 
 MANAGED = "mgmt0 10.77.0.1 10.77.0.2"
+LINK_LOCAL = "no rail over link-local addresses"
+LATE_PORT = "no start while a port is missing or without a carrier"
 
 
+@pytest.mark.case("01", LINK_LOCAL)
 def test_link_local_ports_are_rails_and_fail_over(jobs: Any, local_lab: Lab) -> None:
     ranks = Ranks(jobs, local_lab)
     up = ["rail0 169.254.10.9 169.254.11.9", "rail1 169.254.20.9 169.254.21.9"]
@@ -111,6 +114,7 @@ def test_link_local_ports_are_rails_and_fail_over(jobs: Any, local_lab: Lab) -> 
     ranks.finish()
 
 
+@pytest.mark.case("01", LINK_LOCAL)
 @pytest.mark.parametrize("rails", ["auto", "rail0,rail1"])
 def test_crossed_link_local_cables_are_found(jobs: Any, local_lab: Lab, rails: str) -> None:
     for rail in (0, 1):
@@ -121,6 +125,7 @@ def test_crossed_link_local_cables_are_found(jobs: Any, local_lab: Lab, rails: s
     ranks.finish()
 
 
+@pytest.mark.case("01", LINK_LOCAL)
 def test_three_nodes_in_a_triangle_find_their_cables(
     jobs: Any, make_lab: Callable[..., Lab]
 ) -> None:
@@ -138,6 +143,7 @@ def test_three_nodes_in_a_triangle_find_their_cables(
     ranks.finish()
 
 
+@pytest.mark.case("06", "no rail over ports without addresses of their own")
 def test_a_host_address_on_two_unnumbered_ports_makes_two_rails(
     jobs: Any, make_lab: Callable[..., Lab]
 ) -> None:
@@ -173,6 +179,7 @@ def test_ports_with_ipv6_link_local_addresses_alone_are_rails_by_name(
     ranks.finish()
 
 
+@pytest.mark.case("20", LATE_PORT)
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_port_that_comes_after_the_start_joins(
     jobs: Any, make_lab: Callable[..., Lab], node: int
@@ -192,6 +199,7 @@ def test_a_port_that_comes_after_the_start_joins(
     ranks.finish()
 
 
+@pytest.mark.case("20", LATE_PORT)
 def test_a_port_without_a_carrier_at_the_start_joins(
     jobs: Any, make_lab: Callable[..., Lab]
 ) -> None:
@@ -204,6 +212,7 @@ def test_a_port_without_a_carrier_at_the_start_joins(
     ranks.finish()
 
 
+@pytest.mark.case("20", LATE_PORT)
 def test_a_start_without_a_data_port_uses_the_management_nic(
     jobs: Any, make_lab: Callable[..., Lab]
 ) -> None:
@@ -217,6 +226,7 @@ def test_a_start_without_a_data_port_uses_the_management_nic(
     ranks.finish()
 
 
+@pytest.mark.case("03", "two rails of one port told as independent")
 def test_rails_over_one_physical_port_are_told_as_one_unit(
     jobs: Any, make_lab: Callable[..., Lab]
 ) -> None:

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.long
 LINK_TIMEOUT_S = 5
 
 
+@pytest.mark.case("ends", "the idle node stayed when its peer was gone")
 def test_a_peer_that_dies_while_nothing_runs_ends_both_nodes(
     start_engine: Callable[..., Engine],
 ) -> None:
@@ -52,6 +53,7 @@ def test_a_peer_that_dies_while_nothing_runs_ends_both_nodes(
     timely(lambda: took_s < LINK_TIMEOUT_S + 3, f"the worker ended after {took_s:.1f} s", 0)
 
 
+@pytest.mark.case("SIGTERM", "not tried with a lost rail")
 def test_eight_streams_end_in_good_order_while_a_rail_is_down(
     start_engine: Callable[..., Engine], tmp_path: Path
 ) -> None:

@@ -153,6 +153,7 @@ def compare(name: str, start_engine: Callable[..., Engine], folder: Path) -> Non
             assert answers == expected, kind
 
 
+@pytest.mark.case("features", "not tried with a lost rail")
 @pytest.mark.parametrize("name", ["ngram speculation", "aborts in mid-stream"])
 def test_two_features_answer_the_same_while_a_rail_is_lost(
     start_engine: Callable[..., Engine], tmp_path: Path, name: str

@@ -23,7 +23,7 @@ from r2serve.kernels.reduce_quantized_chunks import reduce_quantized_chunks
 
 HIDDEN = 8
 # Seconds.  If a kernel hangs, pytest-timeout ends the process, and later tests do not run.
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 
 @dataclass

@@ -35,6 +35,7 @@ def compiled(
     return found
 
 
+@pytest.mark.slow
 def test_compiled_kernels_keep_the_contract(compiled: dict[str, dict[str, Any]]) -> None:
     """A subprocess compiles all kernels of an architecture, so a single test checks all kernels."""
     for name, kernel in compiled.items():

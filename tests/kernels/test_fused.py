@@ -69,6 +69,7 @@ def fused_at(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("shape", [(3, 96), (1, 1), (70, 33), (2, 3, 64)])
+@pytest.mark.slow
 def test_the_fused_reduce_equals_all_reduce_and_norm(
     pair: list[DeviceCommunicator], shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "sanitized.hpp"
+
 namespace r2ccl::sim {
 namespace {
 
@@ -40,9 +42,10 @@ TEST(Campaign, WithoutFaultsNothingIsReplayedAndNoRailGoesDown) {
   EXPECT_GT(exchanged, 0U);
 }
 
-TEST(Campaign, SeedsBreakNoInvariant) {
+// Checks that the first seeds break no invariant, and meet every kind of fault.
+void check_seeds(std::uint64_t count) {
   SeedResult total;
-  for (std::uint64_t seed = 0; seed < 400; ++seed) {
+  for (std::uint64_t seed = 0; seed < count; ++seed) {
     const SeedResult result = run_seed(seed);
     EXPECT_EQ(result.violations, std::vector<std::string>()) << seed << ": " << result.job;
     total.replays += result.replays;
@@ -59,8 +62,12 @@ TEST(Campaign, SeedsBreakNoInvariant) {
   EXPECT_GT(total.gpu_calls, 0U);
   EXPECT_GT(total.exchange_calls, 0U);
   EXPECT_TRUE(std::none_of(total.faults.begin(), total.faults.end(),
-                           [](std::uint64_t count) { return count == 0; }));
+                           [](std::uint64_t faults) { return faults == 0; }));
 }
+
+TEST(Campaign, SeedsBreakNoInvariant) { check_seeds(testing::sanitized() ? 120 : 400); }
+
+TEST(Campaign, ManySeedsBreakNoInvariantLong) { check_seeds(1000); }
 
 // Seeds of past bugs. A change of the generator changes the run of a seed, so each bug also has a
 // separate test.

@@ -48,6 +48,7 @@ def test_a_report_shows_every_target(capsys: pytest.CaptureFixture[str]) -> None
         assert what in shown
 
 
+@pytest.mark.slow
 def test_a_journal_in_a_worker_is_measured() -> None:
     measured = costs.journal_costs()
     assert set(measured) == {"clock_ns", "record_ns", "call_ns"}
@@ -60,5 +61,6 @@ def test_attribution_is_measured_at_every_size() -> None:
     assert measured[256] > measured[1] > 0
 
 
+@pytest.mark.slow
 def test_the_memory_of_requests_is_measured() -> None:
     assert costs.requests_memory(1000) > 0.5

@@ -21,6 +21,7 @@ def capture(
 
 
 @pytest.mark.skipif(HAS_GPU, reason="`r2serve bench kernels` does it here")
+@pytest.mark.slow
 def test_replays_are_measured_beside_the_host_and_under_faults(
     cuda_driver: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

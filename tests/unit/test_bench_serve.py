@@ -302,6 +302,7 @@ class PlayedServer:
         return asyncio.run(serve())
 
 
+@pytest.mark.slow
 def test_a_server_that_runs_already_is_measured(tmp_path: Path) -> None:
     asked = synthetic(12, 5, Lengths(32, 0.5), Lengths(6, 0.5, least=2))
     server = PlayedServer()
@@ -326,6 +327,7 @@ def test_a_server_that_runs_already_is_measured(tmp_path: Path) -> None:
     timely(lambda: took_s >= due * 0.5, f"{took_s:.2f} s, due in {due:.2f} s", within_s=0)
 
 
+@pytest.mark.slow
 def test_a_server_with_only_openais_fields_is_measured(tmp_path: Path) -> None:
     server = PlayedServer(token_ids=False)
     path = tmp_path / "rows.jsonl"

@@ -27,6 +27,8 @@ from r2serve.bench.serve.store import Rows, TokenTimes
 from r2serve.bench.serve.workload import arrange
 from r2serve.lab.serving.client import Request, Run
 
+pytestmark = pytest.mark.slow
+
 ABOUT = {
     "commit": "c1",
     "date": "today",

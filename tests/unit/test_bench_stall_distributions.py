@@ -352,6 +352,7 @@ def test_mptcp_supports_only_all_reduce_between_two_ranks() -> None:
     peer.close()
 
 
+@pytest.mark.slow
 def test_real_faults_under_both_systems() -> None:
     try:
         measured = run(2, 1, lambda line: None, kinds=(PEER_PORT,))

@@ -135,6 +135,7 @@ def test_a_fault_that_misses_the_calls_is_repeated(
             stalls._measure(lab, lab, lab, KINDS[0], SIZES[0], 0)
 
 
+@pytest.mark.slow
 def test_real_faults_in_a_lab() -> None:
     try:
         faults = run(1, lambda line: None)

@@ -148,6 +148,7 @@ def carried(workers: WorkerGroup) -> list[int]:
     return strikes.in_use(before, strikes.sent(workers, 0))
 
 
+@pytest.mark.slow
 def test_a_real_exchange_over_both_rails(tmp_path: Path) -> None:
     try:
         worker = ucx.program()

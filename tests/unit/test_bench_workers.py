@@ -40,11 +40,20 @@ from r2serve.bench.collectives.runner import Refusal, list_refusals, run, starte
 from r2serve.bench.collectives.strikes import rails_of, sent, soak
 from r2serve.bench.collectives.worker import RankWorker
 
+pytestmark = pytest.mark.slow
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def shared_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiles each native contender once a run, for the workers of pytest together."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "bench-cache"))
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, shared_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -431,6 +440,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
 
 
 @needs_compiler
+@pytest.mark.usefixtures("own_cache")
 def test_a_native_peer_is_compiled_once() -> None:
     first = build("floor.cc", shutil.which("c++"))
     before = first.stat().st_mtime_ns

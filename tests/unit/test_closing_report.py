@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.slow
 
 PYTHON_TESTS = """
 import pytest

@@ -29,6 +29,8 @@ from r2serve.lab.serving.places import LocalPlace, free_port
 from r2serve.lab.serving.plan import MAX_MODEL_LEN, Plan
 from r2serve.lab.serving.serve import environment, first_error
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_model_is_the_same_every_time(tmp_path: Path) -> None:
     first, second = (make_tiny_llama(tmp_path / name) for name in ("a", "b"))

@@ -603,6 +603,7 @@ for line in json.loads(sys.argv[1]):
 
 
 @pytest.mark.skipif(find_spec("vllm") is None, reason="no vLLM")
+@pytest.mark.slow
 def test_vllm_accepts_the_command_lines(tmp_path: Path) -> None:
     """vLLM's parser with our flag, which also reads the R2CCL_ variables."""
     engines = [container(template, "engine") for template in pod_templates()]

@@ -8,16 +8,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gate_stages
+import hangs
 import pytest
-from timely import PATIENCE_VARIABLE, TimingMiss, ended, stop, timely
+from timely import PATIENCE_VARIABLE, TimingMiss, ended, patience, stop, timely
 
 TESTS = Path(__file__).resolve().parents[1]
 
 PREAMBLE = """
-import ctypes, os, signal, time
+import ctypes, importlib.util, os, signal, subprocess, sys, threading, time
 from pathlib import Path
+import hangs
 import pytest
 from timely import TimingMiss, timely
+
+hangs.REACTION_S = float(os.environ["REACTION_S"])
 
 def first_time(name):
     marker = Path(os.environ["PLANTED"], name)
@@ -25,6 +30,47 @@ def first_time(name):
         return False
     marker.write_text("")
     return True
+
+def stopped_for_3_s(process):
+    process.send_signal(signal.SIGSTOP)
+    threading.Timer(3.0, process.send_signal, [signal.SIGCONT]).start()
+"""
+# A process that answers stands for a rank; `make test-long` has ranks of r2ccl.
+WAKES_LATE = """
+@pytest.mark.parametrize("number", range(10))
+def test_answers(number):
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rank:
+        began = time.monotonic()
+        if number in (3, 7) and first_time(f"stop-{number}"):
+            stopped_for_3_s(rank)
+        rank.stdin.write(b"step\\n")
+        rank.stdin.flush()
+        assert rank.stdout.readline() == b"step\\n"
+        took_s = time.monotonic() - began
+        timely(lambda: took_s < 2.9, f"the answer took {took_s:.1f} s", within_s=0)
+"""
+RANK_WAKES_LATE = """
+spec = importlib.util.spec_from_file_location("rank_fixtures", os.environ["RANK_FIXTURES"])
+sys.modules[spec.name] = fixtures = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(fixtures)
+jobs = fixtures.jobs
+
+@pytest.mark.parametrize("number", range(10))
+def test_steps(jobs, number):
+    ranks = jobs.start("stream.py", 2)
+    for rank in ranks:
+        assert "ready" in rank.hear(60)
+    began = time.monotonic()
+    if number in (3, 7) and first_time(f"stop-{number}"):
+        stopped_for_3_s(ranks[1].process)
+    before = ranks[0].ask({"do": "steps"})
+    timely(lambda: ranks[0].ask({"do": "steps"}) > before + 100, "100 more steps")
+    took_s = time.monotonic() - began
+    assert ranks[0].ask({"do": "stop"}) is None
+    for rank in ranks:
+        said = rank.hear(60)
+        assert "steps" in said, said  # no error, no wrong bit
+    timely(lambda: took_s < 2.9, f"100 steps took {took_s:.1f} s", within_s=0)
 """
 LATE_ONCE = """
 def test_late_once(): timely(lambda: not first_time("late"), "a wake-up", within_s=0)
@@ -44,6 +90,8 @@ def test_late_and_wrong(checked): timely(lambda: not first_time("both"), "a wake
 def test_crashes():
     if first_time("crash"): ctypes.string_at(0)
 
+def test_skips(): pytest.skip("no second NIC")
+
 @pytest.mark.timeout(1)
 def test_hangs():
     if first_time("hang"): wait_for_a_lost_message()
@@ -60,6 +108,15 @@ def test_hangs():
     for _ in range(2): ctypes.CDLL(None).pthread_mutex_lock(mutex)  # no signal ends a deadlock
 def test_after(): pass
 """
+SHORT_OF_MEMORY = """
+def test_is_killed():
+    Path("kills").write_text("1")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def test_after():
+    time.sleep(3)  # the counter of kills is read each second
+    assert False, "element 7 differs"
+"""
 MANY_LATE = "".join(
     f'def test_late_{each}(): timely(lambda: not first_time("{each}"), "x", within_s=0)\n'
     for each in range(4)
@@ -70,15 +127,16 @@ import sys
 from pathlib import Path
 import gate
 root = Path(sys.argv[1])
-gate.ROOT, gate.RESULTS, gate.RUNNING = root, root / "results", root / "results" / "running"
+kills = root / "kills"
+gate.strain.memory_kills = lambda: int(kills.read_text()) if kills.exists() else 0
 gate.timings.FILE = root / "timings.json"
-gate.STAGES = (
+known = (
     gate.Stage("native", 60, target="native-asan", variant="asan"),
     gate.Stage(
         "python", float(sys.argv[3]), pytest=("-n", "1", "test_planted.py"),
     ),
 )
-sys.exit(gate.main(["--keep-going", *sys.argv[2].split()]))
+sys.exit(gate.main(["--keep-going", *sys.argv[2].split()], root, known))
 """
 
 
@@ -93,10 +151,13 @@ def run_gate(
         [sys.executable, "-c", DRIVER, str(folder), stages, str(budget_s)],
         cwd=folder,
         env={
-            **{k: v for k, v in os.environ.items() if not k.startswith("PYTEST")},
-            "PYTHONPATH": str(TESTS),
+            **{k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "GATE_"))},
+            "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS / "e2e"), str(TESTS / "unit")]),
             "PYTEST_ADDOPTS": "-p conftest -p no:cacheprovider -p no:schemathesis -p no:cloudcoil",
             "PLANTED": str(folder / "planted"),
+            # Long enough for the stacks, and shorter than the limit of the watchdog.
+            "REACTION_S": str(min(8 * patience(), hangs.DEATH_S / 2)),
+            "RANK_FIXTURES": str(TESTS / "e2e" / "conftest.py"),
             PATIENCE_VARIABLE: "1",
         },
         stdout=subprocess.PIPE,
@@ -109,26 +170,44 @@ def run_gate(
 
 
 def unstable(folder: Path) -> list[dict[str, str]]:
-    return list(json.loads((folder / "results" / "unstable.json").read_text()))
+    return list(json.loads((folder / "build" / "results" / "unstable.json").read_text()))
 
 
 def failures(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("FAILURE ")]
 
 
-def test_a_late_test_runs_again_alone_and_is_shown(tmp_path: Path) -> None:
-    status, output = run_gate(tmp_path, LATE_ONCE)
+def check_late_twice(folder: Path, tests: str) -> None:
+    """Checks a run with two late wake-ups in ten tests."""
+    record = folder / "gate.jsonl"
+    status, output = run_gate(folder, tests, stages=f"python --record {record}")
     assert status == 0, output
-    (row,) = unstable(tmp_path)
-    assert row["test"] == "test_planted.py::test_late_once"
-    assert row["again"] == "passed"
-    assert row["message"] == "a wake-up"
-    assert "load" in row["machine"]
-    assert "longest pause" in row["machine"]
-    assert "UNSTABLE: 1" in output
-    assert output.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
+    assert output.splitlines()[-1] == "10 passed, 0 failed, 0 skipped"
+    assert "UNSTABLE: 2" in output
+    rows = unstable(folder)
+    assert [row["test"].partition("[")[2] for row in rows] == ["3]", "7]"]
+    for row in rows:
+        assert row["again"] == "passed"
+        assert "took" in row["message"]
+        assert "load" in row["machine"]
+        assert "longest pause" in row["machine"]
+    (recorded,) = map(json.loads, record.read_text().splitlines())
+    assert recorded["unstable"] == rows
+    assert set(recorded["seconds"]) == {"python", "once more"}
+    assert recorded["commit"] == gate_stages.git("rev-parse", "HEAD")
 
 
+@pytest.mark.slow
+def test_a_late_wake_up_runs_again_alone_and_is_shown(tmp_path: Path) -> None:
+    check_late_twice(tmp_path, WAKES_LATE)
+
+
+@pytest.mark.long
+def test_a_rank_that_wakes_up_late_fails_no_run(tmp_path: Path) -> None:
+    check_late_twice(tmp_path, RANK_WAKES_LATE)
+
+
+@pytest.mark.slow
 def test_a_defect_is_final_and_a_hang_costs_one_test(tmp_path: Path) -> None:
     status, output = run_gate(tmp_path, LATE_ONCE + DEFECTS)
     assert status == 1, output
@@ -137,6 +216,7 @@ def test_a_defect_is_final_and_a_hang_costs_one_test(tmp_path: Path) -> None:
         "test_late_and_wrong": "request 4 was lost",
         "test_crashes": "crashed",
         "test_hangs": "Timeout",
+        "test_skips": "unexpected skip: no second NIC",
         "test_always_late": "late, and failed again alone",
     }
     lines = failures(output)
@@ -147,7 +227,7 @@ def test_a_defect_is_final_and_a_hang_costs_one_test(tmp_path: Path) -> None:
     again = {row["test"].partition("::")[2]: row["again"] for row in unstable(tmp_path)}
     assert again == {"test_late_once": "passed", "test_always_late": "failed"}
     assert "wait_for_a_lost_message" in output.partition("  stacks: ")[2]
-    assert output.splitlines()[-1] == "2 passed, 5 failed, 0 skipped"
+    assert output.splitlines()[-1] == "2 passed, 6 failed, 1 skipped"
 
 
 @pytest.mark.long
@@ -174,6 +254,49 @@ def test_a_stage_beyond_its_budget_is_killed_and_names_the_test(tmp_path: Path) 
     assert "FAILURE python: was running test_planted.py::test_hangs" in output
 
 
+@pytest.mark.long
+def test_a_kill_for_want_of_memory_is_no_verdict_but_a_defect_beside_it_is(tmp_path: Path) -> None:
+    status, output = run_gate(tmp_path, SHORT_OF_MEMORY)
+    assert status == 1
+    (line,) = failures(output)
+    assert "element 7 differs" in line
+    (line,) = (each for each in output.splitlines() if each.startswith("UNDETERMINED "))
+    assert "test_is_killed" in line
+    assert output.splitlines()[-1] == "0 passed, 1 failed, 0 skipped, 1 undetermined"
+
+
+# A use after a free, found by AddressSanitizer, in a program run by CTest.
+FREED = """
+#include <cstdlib>
+int read_after_the_end(const int* rails) { return rails[1]; }
+int main(int argc, char**) {
+  int* rails = static_cast<int*>(std::malloc(16));
+  rails[1] = argc;
+  std::free(rails);
+  return read_after_the_end(rails) == 7;
+}
+"""
+
+
+def test_a_sanitizers_report_is_shown_with_its_stack(tmp_path: Path) -> None:
+    (tmp_path / "freed.cc").write_text(FREED)
+    build = tmp_path / "build" / "native-asan"
+    build.mkdir(parents=True)
+    program = build / "rail_test"
+    (build / "CTestTestfile.cmake").write_text(f'add_test(rail_test_0 "{program}")\n')
+    (tmp_path / "Makefile").write_text(
+        "native-asan:\n"
+        f"\tg++ -g -O0 -w -fsanitize=address freed.cc -o {program}\n"
+        f"\tctest --test-dir {build} --output-on-failure\n"
+    )
+    status, output = run_gate(tmp_path, "", stages="native")
+    assert status == 1, output
+    (line,) = failures(output)
+    assert line.startswith("FAILURE native: rail_test_0: ")
+    assert "ERROR: AddressSanitizer: heap-use-after-free" in line
+    assert "in read_after_the_end(int const*)" in output.partition(line)[2]
+
+
 NATIVE_REPORT = """<testsuites><testsuite name="Rail">
 <testcase classname="Rail" name="Passes" status="run" result="completed"/>
 <testcase classname="Rail" name="Fails" status="run" result="completed">
@@ -191,8 +314,8 @@ def test_native_failures_are_listed_by_case_and_crashes_by_program(
     (tmp_path / "report.xml").write_text(NATIVE_REPORT)
     (tmp_path / "Makefile").write_text(
         "native-asan:\n"
-        f"\tmkdir -p results/asan {logs}\n"
-        "\tcp report.xml results/asan/rail_test_0.xml\n"
+        f"\tmkdir -p build/results/asan {logs}\n"
+        "\tcp report.xml build/results/asan/rail_test_0.xml\n"
         f"\tprintf '1:rail_test_0\\n2:link_test_0\\n' >{logs}/LastTestsFailed.log\n"
         "\texit 8\n"
     )
@@ -206,9 +329,10 @@ def test_native_failures_are_listed_by_case_and_crashes_by_program(
     assert failures(output) == [
         "FAILURE native: rail_test_0: Rail.Fails: rail_test.cc:7 1 is not 2",
         "FAILURE native: link_test_0: no report: it crashed, or exceeded its time",
+        "FAILURE rail_test_0: Rail.Skips: unexpected skip: no second NIC",
     ]
     assert "skipped: 1: no second NIC" in output
-    assert "1 passed, 2 failed, 1 skipped" in output
+    assert "1 passed, 3 failed, 1 skipped" in output
 
 
 def test_an_unknown_stage_is_refused() -> None:

@@ -43,6 +43,7 @@ PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
         ),
     ],
 )
+@pytest.mark.slow
 def test_on_a_machine_with_a_gpu_no_step_passes_without_the_gpu(
     command: tuple[str, ...], says: str
 ) -> None:

@@ -166,6 +166,7 @@ def test_stages_of_pytest_find_their_tests(machine: Machine) -> None:
     assert "--timeout=60" in (machine.out / "gpu.log").read_text()
 
 
+@pytest.mark.slow
 def test_hung_and_failed_stages_do_not_stop_other_stages(machine: Machine) -> None:
     ran = machine.start(str(machine.python), "-c", PLANTED, "hangs", "fails", "after")
     said = machine.end(ran, 60)

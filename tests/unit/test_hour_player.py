@@ -17,6 +17,8 @@ from r2serve.lab.kinds import KINDS, FaultMaker
 from r2serve.lab.player import Player
 from r2serve.lab.schedule import Aim, Fault, Schedule
 
+pytestmark = pytest.mark.slow
+
 
 class FakeLab:
     """Ports and rails of two nodes; a single rail carries the traffic."""

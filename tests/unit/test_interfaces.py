@@ -112,6 +112,7 @@ def test_a_socket_needs_the_device_of_an_ipv6_link_local_address() -> None:
         socket_address("fe80::1", 7, "no-such-dev0")
 
 
+@pytest.mark.case("02", "the fast port left out, because VLLM_HOST_IP was there")
 def test_the_port_with_control_traffic_is_a_rail_behind_equals() -> None:
     assert ends(choose_ports("auto", "", "10.0.0.1", HERE)) == [
         "eth1=10.0.1.1",

@@ -72,6 +72,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+@pytest.mark.slow
 def test_a_wheel_holds_the_three_source_folders_and_the_core(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -91,6 +92,7 @@ def wheel_info(names: list[str]) -> str:
     return info
 
 
+@pytest.mark.slow
 def test_an_installed_wheel_imports_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*command, "--target", str(tmp_path), str(wheel)], check=True, timeout=300)

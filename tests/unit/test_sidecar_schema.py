@@ -40,6 +40,7 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     pair.close()
 
 
+@pytest.mark.slow
 def test_every_answer_matches_the_openapi_description(described: Any) -> None:
     seen = []
     for found in described.get_all_operations():

@@ -109,6 +109,7 @@ def test_a_stream_resumes_after_the_last_event(pair: Pair, server: Server, way: 
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.slow
 def test_clients_that_do_not_read_use_no_memory_and_are_disconnected(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ def totals(count: int, **changes: Any) -> campaign.Totals:
     return sum_of
 
 
+@pytest.mark.slow
 def test_a_campaign_passes_and_counts(tmp_path: Path) -> None:
     file = tmp_path / "sim.json"
     done = CliRunner().invoke(main, ["sim", "--seeds", "300", "--json", str(file)])

@@ -70,10 +70,14 @@ def nothing() -> None:
     return None
 
 
+WRONG_ADDRESS = "the other ranks waited for the timeout"
+
+
 def test_ranks_without_a_problem_start() -> None:
     assert join((config(0), nothing), (config(1), nothing)) == [None, None]
 
 
+@pytest.mark.case("07", WRONG_ADDRESS)
 def test_a_wrong_host_address_fails_all_ranks_and_names_variable_value_and_addresses() -> None:
     def wrong() -> str:
         return own_address("VLLM_HOST_IP", "192.0.2.99", list_interfaces())
@@ -88,6 +92,7 @@ def test_a_wrong_host_address_fails_all_ranks_and_names_variable_value_and_addre
     assert str(there).startswith(told)
 
 
+@pytest.mark.case("07", WRONG_ADDRESS)
 def test_an_address_of_another_rank_is_named_as_such() -> None:
     """Rank 0 has the address that rank 1 listens on."""
 

@@ -15,6 +15,8 @@ from timely import timely
 from r2serve.errors import StartupTimeoutError
 from r2serve.store_meeting import StoreMeeting
 
+pytestmark = pytest.mark.slow
+
 LONG_S = 120.0
 """Timeout of starts that must succeed."""
 Values = list[dict[str, Any]]

@@ -222,6 +222,7 @@ def test_control_traffic_uses_the_engines_variable_or_the_route_to_the_master(
     assert control_address() is None
 
 
+@pytest.mark.case("07", "the other ranks waited for the timeout")
 def test_a_host_name_is_resolved_to_an_address_of_this_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

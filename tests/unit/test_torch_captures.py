@@ -98,6 +98,7 @@ def beside() -> Iterator[Callable[[Callable[[], Any]], Any]]:
         yield lambda call: pool.submit(call).result(30)
 
 
+@pytest.mark.slow
 def test_the_driver_forbids_queries_in_threads_without_relaxed_mode(
     driver: Driver, beside: Callable[[Callable[[], Any]], Any]
 ) -> None:

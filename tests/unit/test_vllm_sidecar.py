@@ -23,6 +23,8 @@ from r2serve.errors import ConfigError
 from r2serve.observe.sidecar import cli
 from r2serve.observe.watch import Watch
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:

@@ -74,9 +74,7 @@ class Stream:
             return os.getpid()
         elif what == "resources":
             return resources()
-        elif what == "stop":
-            self.stop = True
-        else:
+        elif what != "stop":
             raise ValueError(what)
         return None
 
@@ -84,6 +82,8 @@ class Stream:
         while True:
             request = hear()
             say(self.answer(request))
+            # The main thread reports the end of the stream after this answer.
+            self.stop = self.stop or request["do"] == "stop"
 
 
 def main() -> None:

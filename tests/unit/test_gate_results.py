@@ -1,0 +1,139 @@
+"""Skips, kills for want of memory and sanitizer reports in the results of `make test`."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import outcomes
+import pytest
+import skips
+import strain
+from outcomes import Outcome
+from skips import Expected, Skip
+
+TESTS = Path(__file__).resolve().parents[1]
+ROOTLESS = Skip("engines", "tests/e2e/test_lab.py::test_a[root]", "needs root")
+
+
+def test_a_skip_is_expected_in_its_surroundings_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(skips.SURROUNDINGS, "on Mars", lambda: True)
+    monkeypatch.setitem(skips.SURROUNDINGS, "on Venus", lambda: False)
+    for entry, fits in (
+        (Expected("needs root"), True),
+        (Expected("needs*", surroundings="on Mars"), True),
+        (Expected("needs*", surroundings="on Venus"), False),
+        (Expected("needs root", tests="*[[]root]"), True),
+        (Expected("needs root", tests="tests/unit/*"), False),
+        (Expected("needs root", stages=("unit", "engines")), True),
+        (Expected("needs root", stages=("tsan",)), False),
+        (Expected("needs"), False),
+    ):
+        assert skips.unexpected([ROOTLESS], [entry]) == ([] if fits else [ROOTLESS]), entry
+    skips.holds.cache_clear()
+
+
+def test_each_expected_skip_is_one_of_a_test() -> None:
+    sources = [*TESTS.rglob("*.py"), *TESTS.rglob("*.cc")]
+    text = "\n".join(path.read_text(errors="replace") for path in sources)
+    entries = skips.expected()
+    assert entries
+    for entry in entries:
+        begin = entry.reason.partition("*")[0]
+        assert f'"{begin}' in text, f"no test skips with {entry.reason!r}"
+
+
+def test_a_list_with_unknown_surroundings_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "skips.toml"
+    file.write_text('[[skip]]\nreason = "needs root"\nsurroundings = "on Mars"\n')
+    with pytest.raises(ValueError, match="unknown surroundings: on Mars"):
+        skips.expected(file)
+
+
+def test_every_surrounding_can_be_measured() -> None:
+    for name in skips.SURROUNDINGS:
+        assert skips.holds(name) in (True, False), name
+
+
+@pytest.mark.parametrize("group", [True, False], ids=["control group", "whole machine"])
+def test_kills_are_counted(tmp_path: Path, group: bool) -> None:
+    machine = tmp_path / "vmstat"
+    machine.write_text("nr_free_pages 7\noom_kill 5\n")
+    root = tmp_path / "cgroup"
+    if group:
+        root.mkdir()
+        (root / "memory.events").write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
+    assert strain.memory_kills(root, machine) == (2 if group else 5)
+    machine.unlink()
+    assert strain.memory_kills(root, machine) == (2 if group else 0)
+
+
+def test_a_kill_belongs_to_the_tests_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = 4  # kills before the run do not count
+    monkeypatch.setattr(strain, "memory_kills", lambda: counter)
+    monitor = strain.Monitor()
+    began = time.time()
+    assert monitor.kills(0.0, began) == 0
+    between = time.time()
+    counter = 6
+    assert monitor.kills(0.0, time.time()) == 2
+    assert monitor.kills(between, between) == 2
+    assert monitor.kills(0.0, began - 1) == 0
+    after = time.time()
+    assert monitor.kills(after + 1, after + 2) == 0
+
+
+def results_of_pytest(folder: Path) -> Path:
+    file = folder / "unit.json"
+    failed = [
+        {"nodeid": "a::before", "message": "call: wrong bit", "started": 1.0, "stopped": 2.0},
+        {"nodeid": "a::killed", "message": "call: rank 1 ended", "started": 3.0, "stopped": 4.0},
+        {"nodeid": "worker gw0", "message": "crashed", "started": None, "stopped": None},
+    ]
+    row = {"passed": 2, "skipped": [["a::b", "needs root"]], "failed": failed, "late": []}
+    file.write_text(json.dumps(row))
+    return file
+
+
+def test_a_failure_during_a_kill_is_undetermined(tmp_path: Path) -> None:
+    outcome = Outcome("unit", lambda since, until: int(since <= 3.5 <= until), began=0.0)
+    outcomes.add_pytest(results_of_pytest(tmp_path), outcomes.TESTS_FAILED, outcome)
+    assert outcome.failures == ["a::before: call: wrong bit"]
+    assert outcome.undetermined == ["a::killed: call: rank 1 ended", "worker gw0: crashed"]
+    assert outcome.skipped == [Skip("unit", "a::b", "needs root")]
+    assert outcomes.status_of([outcome]) == 1
+    outcome.failures.clear()
+    assert outcomes.status_of([outcome]) == 3
+    assert outcomes.status_of([Outcome("lint")]) == 0
+
+
+LOG = """Start testing: Nov 29 13:05 UTC
+----------------------------------------------------------
+1/2 Testing: link_test_0
+1/2 Test: link_test_0
+Output:
+1 is not 2
+----------------------------------------------------------
+2/2 Testing: rail_test_0
+2/2 Test: rail_test_0
+Output:
+[ RUN      ] Rail.Moves
+WARNING: ThreadSanitizer: data race (pid=7)
+  Write of size 8 at 0x7b04 by thread T1:
+    #0 Rail::move() rail.cc:7
+SUMMARY: ThreadSanitizer: data race rail.cc:7 in Rail::move()
+[       OK ] Rail.Moves
+"""
+
+
+def test_a_sanitizers_report_is_found_in_the_log_of_its_program(tmp_path: Path) -> None:
+    log = tmp_path / "LastTest.log"
+    assert outcomes.sanitizer_report(log, "rail_test_0") == []
+    log.write_text(LOG)
+    assert outcomes.sanitizer_report(log, "link_test_0") == []
+    found = outcomes.sanitizer_report(log, "rail_test_0")
+    assert found == LOG.splitlines()[11:15]
+    undefined = LOG.replace("1 is not 2", "link.cc:3:7: runtime error: signed integer overflow")
+    log.write_text(undefined)
+    assert len(outcomes.sanitizer_report(log, "link_test_0")) == 2

@@ -56,6 +56,7 @@ nb::dict simulate(std::uint64_t seed, const std::string& mutant, const sim::Trac
   fields["exchange_calls"] = result.exchange_calls;
   fields["streams"] = result.streams;
   fields["stream_bytes"] = result.stream_bytes;
+  fields["posted"] = result.posted;
   fields["errors"] = result.errors;
   fields["replays"] = result.replays;
   fields["hedges"] = result.hedges;

@@ -71,6 +71,28 @@ std::optional<Endpoint> endpoint_of(const FrameHeader& header) {
   return endpoint;
 }
 
+void put(const Room& room, FrameHeader& header) {
+  header.number = room.number;
+  header.offset = room.attempt;
+  header.slot = room.rail;
+  header.epoch = room.epoch;
+  header.tag.count = room.memory;
+  header.credit = room.offset;
+  header.message_bytes = room.bytes;
+  header.delivered = room.delivered;
+}
+
+Room room_of(const FrameHeader& header) {
+  return {.number = header.number,
+          .attempt = header.offset,
+          .rail = header.slot,
+          .epoch = header.epoch,
+          .memory = static_cast<std::uint32_t>(header.tag.count),
+          .offset = header.credit,
+          .bytes = header.message_bytes,
+          .delivered = header.delivered};
+}
+
 void seal(FrameHeader& header) {
   header.magic = frame_magic;
   header.crc = crc32c(&header, offsetof(FrameHeader, crc));
@@ -97,6 +119,10 @@ std::string_view name_of(FrameType type) {
     case FrameType::target: return "target";
     case FrameType::drill: return "drill";
     case FrameType::drill_ack: return "drill_ack";
+    case FrameType::room: return "room";
+    case FrameType::need: return "need";
+    case FrameType::memory: return "memory";
+    case FrameType::put: return "put";
   }
   return "unknown";
 }

@@ -32,7 +32,13 @@ enum class FrameType : std::uint8_t {
   target,       // memory of a caller: destination of messages from `number` on
   drill,        // reserved: announcement of a drill; ignored
   drill_ack,    // reserved: answer to `drill`; ignored
+  // Posted receives; only with LinkOptions::posted, otherwise a violation of the protocol.
+  room,    // permission for an attempt of a message, and deliveries; see Room
+  need,    // question about message `number`; offset: last try known; slot: rail wanted, or any
+  memory,  // memory of a caller; `delivered`: address; `credit`: bytes (0: withdrawn)
+  put,     // payload of message `number`, within the try `epoch`
 };
+inline constexpr auto last_frame_type = FrameType::put;
 
 namespace frame_flag {
 inline constexpr std::uint8_t replay = 1;      // a repeated attempt of the chunk
@@ -47,33 +53,35 @@ struct FrameHeader {
   std::uint8_t flags;
   std::uint16_t slot;           // data: the receiver's slot; address: port
   std::uint32_t payload_bytes;  // bytes after the header
-  std::uint32_t offset;  // data: the chunk's first byte within the message; address: IP version
-  std::uint32_t message_bytes;  // data: size of the whole message
-  // rail_down, fenced: epoch; abort: ErrorCode; address: sequence; slots, target: RDMA key, set by
-  // the rail.  A data replay: 1 + the rail of the first attempt if that attempt went to the target,
-  // else 0.
+  std::uint32_t offset;         // data, put: first byte within the message; address: IP version
+  std::uint32_t message_bytes;  // data, put: size of the whole message
+  // rail_down, fenced, room: epoch; put: try; abort: ErrorCode; address: sequence; slots, target,
+  // memory: RDMA key, set by the rail.  A data replay: 1 + the rail of the first attempt if that
+  // attempt went to the target, else 0.
   std::uint32_t epoch;
-  std::uint64_t communicator;  // data, ack, ack_request, abort, slots, released, target
+  // data, ack, ack_request, abort, slots, released, target; room, need, put: connection
+  std::uint64_t communicator;
   // data: message; target: first message; ping, pong: send time of the ping in ns; ack_request:
   // time of the request in ns; ack: time of the last answered request; slots: memory address;
-  // rail_down, fenced, address: rail.
+  // memory: id; rail_down, fenced, address: rail.
   std::uint64_t number;
   // `delivered` and `credit` of other frames.  address: the 16 address bytes; target: memory
   // address and size in bytes (0: no target).
   std::uint64_t delivered;    // data, ack: complete messages of the reverse stream
   std::uint64_t credit;       // data, ack: consumed messages of the reverse stream
   CallTag tag;                // data
-  std::uint32_t payload_crc;  // data: CRC32C of the payload; checksums off: 0
+  std::uint32_t payload_crc;  // data, put: CRC32C of the payload; checksums off: 0
   std::uint32_t crc;          // CRC32C of all preceding bytes
 };
 static_assert(sizeof(FrameHeader) == 96);
 
 // Version of the frame format, the wire number.  Every handshake message carries the version.
-inline constexpr std::uint32_t frame_version = 6;
+inline constexpr std::uint32_t frame_version = 7;
 inline constexpr std::uint32_t frame_magic = 0x31463252;  // "R2F1"
 // Payload limits in bytes: text of an ABORT, full-size probe.
 inline constexpr std::uint32_t max_abort_bytes = 480;
 inline constexpr std::uint32_t max_probe_bytes = 16384;
+inline constexpr std::uint32_t max_put_bytes = 1U << 20;
 // Reserved: communicator of a process's streams to a peer.  No other communicator has this id.
 inline constexpr std::uint64_t streams_communicator = ~std::uint64_t{0};
 // Verbs rails: the largest payload sent together with the header, and the largest probe.
@@ -94,6 +102,22 @@ struct Endpoint {
 // put() stores an endpoint in the header of an `address` frame; endpoint_of() reads the endpoint.
 void put(const Endpoint& endpoint, FrameHeader& header);
 [[nodiscard]] std::optional<Endpoint> endpoint_of(const FrameHeader& header);  // empty: invalid
+
+// Content of a `room` frame.  The header CRC covers the content.
+struct Room {
+  std::uint64_t number = 0;     // message
+  std::uint32_t attempt = 0;    // try, from 1; 0: no permission, only `delivered`
+  std::uint16_t rail = 0;       // the only rail of the attempt, in the only epoch
+  std::uint32_t epoch = 0;      // of the rail
+  std::uint32_t memory = 0;     // id of the receiver's memory
+  std::uint64_t offset = 0;     // first byte within the memory
+  std::uint32_t bytes = 0;      // size of the receive
+  std::uint64_t delivered = 0;  // number of messages received in order
+
+  friend bool operator==(const Room&, const Room&) = default;
+};
+void put(const Room& room, FrameHeader& header);
+[[nodiscard]] Room room_of(const FrameHeader& header);
 
 void seal(FrameHeader& header);                          // sets magic and crc
 [[nodiscard]] bool intact(const FrameHeader& header);    // magic and crc match

@@ -8,6 +8,7 @@
 
 #include "base/text.hpp"
 #include "link/mutants.hpp"
+#include "link/posted.hpp"
 
 namespace r2ccl {
 namespace {
@@ -34,7 +35,10 @@ Link::Link(const LinkOptions& options, std::span<const RailKind> rails, std::uin
     rails_[id].own_fenced = rails_[id].peer_fenced = options.first_epoch;
   }
   (void)update_tiers(0);
+  if (options.posted) posted_ = std::make_unique<Posted>(*this);
 }
+
+Link::~Link() = default;
 
 // ---- states ----
 
@@ -61,6 +65,7 @@ void Link::move(RailId id, RailState to, RailCause cause, TimeNs now) {
       if (replay.target == id) replay.target = any_rail;
   if (observer_ != nullptr) observer_->on_rail_moved(id, from, to, cause);
   step(LinkStep::rail_moved, id);
+  if (posted_) posted_->rail_moved(id, to, now);
   if (to != RailState::up || !may_carry_data(rail)) return;
   // Hedge again for all SUSPECT rails: if no rail was UP before, their hedges had no destination.
   for (RailId other = 0; other < rails_.size(); ++other)
@@ -387,9 +392,11 @@ void Link::close_streams(std::uint64_t communicator) {
 }
 
 bool Link::all_delivered() const {
-  return std::all_of(streams_.begin(), streams_.end(), [](const auto& entry) {
-    return entry.second->out.idle() && !entry.second->in.owes_ack();
-  });
+  return std::all_of(streams_.begin(), streams_.end(),
+                     [](const auto& entry) {
+                       return entry.second->out.idle() && !entry.second->in.owes_ack();
+                     }) &&
+         (!posted_ || posted_->settled());
 }
 
 QueueDepths Link::queue_depths() const {
@@ -404,6 +411,7 @@ QueueDepths Link::queue_depths() const {
     depths.control += rail.control.acks.size() + rail.control.ack_requests.size() +
                       rail.control.answers.size() + rail.control.slots.size() +
                       rail.control.released.size() + rail.control.targets.size();
+    depths.posted += rail.control.posted;
   }
   return depths;
 }

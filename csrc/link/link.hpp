@@ -38,9 +38,12 @@
 
 namespace r2ccl {
 
+class Posted;
+
 class Link {
  public:
   Link(const LinkOptions& options, std::span<const RailKind> rails, std::uint64_t jitter_seed);
+  ~Link();
 
   // ---- streams ----
   // Return a stream of a communicator, valid until close_streams().  The first call creates both
@@ -88,6 +91,8 @@ class Link {
   // Announces a new listen address of a rail; used by the accepting end only.  Every rail carries
   // the announcement, and so does each rail opened later.  The highest sequence number counts.
   void announce_address(RailId rail, const Endpoint& at);
+
+  [[nodiscard]] Posted& posted() { return *posted_; }  // requires LinkOptions::posted
 
   // ---- events of rails ----
   void start(TimeNs now);  // requests the first connections
@@ -235,6 +240,7 @@ class Link {
   void set_injected(RailId rail, bool on) { rails_[rail].injected = on; }
 
  private:
+  friend class Posted;
   struct Incoming {
     FrameHeader header{};
     InStream* stream = nullptr;
@@ -243,6 +249,7 @@ class Link {
     std::unique_ptr<std::byte[]> text;   // payload of an ABORT
     bool apart = false;                  // the payload is buffered in `chunk`
     std::unique_ptr<std::byte[]> chunk;  // payload of data, copied to the slot later
+    bool wanted = false;                 // put: the attempt was permitted when the frame began
   };
   struct Rail {
     RailKind kind = RailKind::tcp;
@@ -448,6 +455,7 @@ class Link {
   RailId best_ = any_rail;
   RailTier tier_ = RailTier::none;
   RailId inbound_ = any_rail;
+  std::unique_ptr<Posted> posted_;  // null: no posted receives
   std::uint64_t jitter_;
   TimeNs refused_attempt_ = 0;  // start of the last connection attempt that the peer refused
   TimeNs last_tick_ = 0;

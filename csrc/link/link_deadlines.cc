@@ -4,6 +4,7 @@
 
 #include "link/link.hpp"
 #include "link/mutants.hpp"
+#include "link/posted.hpp"
 
 namespace r2ccl {
 namespace {
@@ -44,6 +45,7 @@ void Link::tick(TimeNs now) {
   }
   if (options_.shape.resilience) repeat_notices(now);
   repeat_acks(now);
+  if (posted_) posted_->tick(now);
 }
 
 TimeNs Link::ack_deadline(const Rail& rail) const {

@@ -6,6 +6,7 @@
 #include "link/device_memory.hpp"
 #include "link/link.hpp"
 #include "link/mutants.hpp"
+#include "link/posted.hpp"
 
 namespace r2ccl {
 namespace {
@@ -13,9 +14,9 @@ namespace {
 constexpr std::size_t most_answers = 256;     // answers due on a rail, see answer_without_stream()
 constexpr Epoch max_epochs_ahead = 1U << 20;  // limit on epochs named by the peer
 
-bool type_and_size_valid(const FrameHeader& header, const StreamShape& shape) {
+bool type_and_size_valid(const FrameHeader& header, const LinkOptions& options) {
   switch (header.type) {
-    case FrameType::data: return header.payload_bytes <= shape.chunk_bytes;
+    case FrameType::data: return header.payload_bytes <= options.shape.chunk_bytes;
     case FrameType::ping: return header.payload_bytes <= max_probe_bytes;
     case FrameType::abort: return header.payload_bytes <= max_abort_bytes;
     case FrameType::ack:
@@ -30,6 +31,10 @@ bool type_and_size_valid(const FrameHeader& header, const StreamShape& shape) {
     case FrameType::target:
     case FrameType::drill:
     case FrameType::drill_ack: return header.payload_bytes == 0;
+    case FrameType::room:
+    case FrameType::need:
+    case FrameType::memory: return options.posted && header.payload_bytes == 0;
+    case FrameType::put: return options.posted && header.payload_bytes <= max_put_bytes;
   }
   return false;
 }
@@ -48,7 +53,7 @@ bool Link::frame_begin(RailId id, const FrameHeader& header, TimeNs now) {
   if (!connected(id)) return false;
   const bool about_memory = header.type == FrameType::slots || header.type == FrameType::released ||
                             header.type == FrameType::target;
-  bool valid = intact(header) && type_and_size_valid(header, options_.shape) &&
+  bool valid = intact(header) && type_and_size_valid(header, options_) &&
                (!about_memory || rail.one_sided());
   if (valid) {
     rail.incoming.header = header;
@@ -57,7 +62,13 @@ bool Link::frame_begin(RailId id, const FrameHeader& header, TimeNs now) {
     rail.incoming.placed = false;
     rail.incoming.apart = false;
     hear(rail, now);
-    if (header.type == FrameType::data) valid = begin_data(id, header, now);
+    if (header.type == FrameType::data) {
+      valid = begin_data(id, header, now);
+    } else if (header.type >= FrameType::room) {
+      valid = posted_->valid(id, header);
+      rail.incoming.wanted =
+          valid && header.type == FrameType::put && posted_->destination(id, header) != nullptr;
+    }
   }
   if (!valid) {
     rail_failed(id, rail.epoch, RailCause::protocol, now);
@@ -162,6 +173,9 @@ std::span<std::byte> Link::payload_room(RailId id) {
   } else if (incoming.header.type == FrameType::abort) {
     if (!incoming.text) incoming.text = std::make_unique<std::byte[]>(max_abort_bytes);
     return {incoming.text.get() + incoming.received, left};
+  } else if (incoming.header.type == FrameType::put && incoming.wanted) {
+    if (std::byte* const memory = posted_->destination(id, incoming.header); memory != nullptr)
+      return {memory + incoming.received, left};
   }
   return std::span(scratch_).first(std::min(left, scratch_.size()));
 }
@@ -285,6 +299,15 @@ void Link::frame_end(RailId id, TimeNs now) {
       break;
     case FrameType::drill:
     case FrameType::drill_ack: break;
+    case FrameType::room:
+    case FrameType::need:
+    case FrameType::memory:
+      if (!posted_->take(id, header, now)) rail_failed(id, rail.epoch, RailCause::protocol, now);
+      break;
+    case FrameType::put:
+      if (incoming.wanted && !posted_->take(id, header, now))
+        rail_failed(id, rail.epoch, RailCause::checksum, now);
+      break;
   }
 }
 

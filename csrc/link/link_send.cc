@@ -5,6 +5,7 @@
 
 #include "link/link.hpp"
 #include "link/mutants.hpp"
+#include "link/posted.hpp"
 
 namespace r2ccl {
 namespace {
@@ -97,6 +98,9 @@ bool Link::next_frame(RailId id, OutFrame& frame, TimeNs now) {
     rail.path.attempts.push_back(
         {frame.stream, rail.path.sent, frame.header.number, frame.header.slot,
          static_cast<std::uint16_t>(frame.header.offset / options_.shape.chunk_bytes)});
+  } else if (frame.header.type == FrameType::put) {
+    rail.counters.data_tx_bytes += bytes;
+    rail.counters.last_tx_ns = now;
   }
   if (frame.header.type == FrameType::ping) {
     rail.health.last_ping =
@@ -217,6 +221,8 @@ bool Link::next_control(RailId id, OutFrame& frame, TimeNs now) {
     header.communicator = control.ack_requests.back()->communicator();
     header.number = static_cast<std::uint64_t>(control.ack_requests.back()->ack_requested_ns);
     control.ack_requests.pop_back();
+  } else if (control.posted != 0 && posted_->next_frame(id, frame)) {
+    return true;
   } else if (control.close) {
     control.close = false;
     header.type = FrameType::close;

@@ -71,6 +71,8 @@ struct LinkOptions {
   // Rails with an equal unit above 0 share fate: the loss of a rail endangers the others.
   std::array<std::uint8_t, max_rails_per_link> units{};
   TimeNs shared_fate_ns = 5000 * ns_per_ms;  // how long a loss endangers the rails of its unit
+  bool posted = false;                       // posted receives; equal at both ends
+  std::uint32_t put_bytes = max_put_bytes;   // largest payload of a frame of a posted message
   bool connects = true;  // this end connects; the end with the lower process number accepts
 
   // Returns the shape of a communicator's streams.
@@ -170,6 +172,7 @@ struct QueueDepths {
   std::size_t deferred_frees = 0;
   std::size_t refusals = 0;
   std::size_t copies = 0;
+  std::size_t posted = 0;  // frames of posted receives
 };
 
 }  // namespace r2ccl

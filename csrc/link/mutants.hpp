@@ -50,6 +50,11 @@ enum class Mutant : std::uint8_t {
   mirror_before_listener,     // SYNC overtakes LISTENS: a mirror is reported before it listens
   window_ignored,             // a stream is sent beyond its credit
   stream_id_reused,           // a new stream gets the id of an ended stream
+  room_before_fence,          // an attempt is permitted while the last rail may still write
+  sent_before_delivery,       // a path ack ends a posted send
+  sent_while_read,            // a posted send ends while a rail may read its source
+  room_not_repeated,          // ROOM is sent only once
+  old_try_answered,           // a question about an older try leads to a further permission
 };
 inline constexpr std::array mutant_names{
     std::string_view("none"),
@@ -92,8 +97,13 @@ inline constexpr std::array mutant_names{
     std::string_view("mirror_before_listener"),
     std::string_view("window_ignored"),
     std::string_view("stream_id_reused"),
+    std::string_view("room_before_fence"),
+    std::string_view("sent_before_delivery"),
+    std::string_view("sent_while_read"),
+    std::string_view("room_not_repeated"),
+    std::string_view("old_try_answered"),
 };
-static_assert(mutant_names.size() == static_cast<std::size_t>(Mutant::stream_id_reused) + 1);
+static_assert(mutant_names.size() == static_cast<std::size_t>(Mutant::old_try_answered) + 1);
 
 #if defined(R2CCL_MUTANTS)
 inline Mutant planted_mutant = Mutant::none;

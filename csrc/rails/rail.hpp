@@ -11,14 +11,15 @@
 
 namespace r2ccl {
 
-// The frames whose memory a caller wants back: all data frames of a communicator, or only zero-copy
-// frames of messages before number `before`.
+// The frames whose memory a caller wants back: all frames with payload of a communicator or, with
+// type `put`, of a connection; or only zero-copy frames of messages before number `before`.
 struct DetachScope {
   std::uint64_t communicator = 0;
   std::optional<std::uint64_t> before;
+  FrameType type = FrameType::data;
 
   [[nodiscard]] bool covers(const FrameHeader& header, bool zero_copy) const {
-    return header.type == FrameType::data && header.communicator == communicator &&
+    return header.type == type && header.communicator == communicator &&
            (!before.has_value() || (zero_copy && header.number < *before));
   }
 };

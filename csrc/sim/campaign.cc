@@ -10,6 +10,7 @@
 #include "sim/gpu.hpp"
 #include "sim/job.hpp"
 #include "sim/node.hpp"
+#include "sim/posted_traffic.hpp"
 #include "sim/stream_traffic.hpp"
 #include "sim/world.hpp"
 
@@ -86,6 +87,16 @@ class SeedRun {
     }
     for (int rank = 0; job_.exchange && rank < job_.world.ranks; ++rank) spawn_node(rank);
     if (job_.streams) spawn_streams();
+    if (job_.posted) spawn_posted();
+  }
+
+  void spawn_posted() {
+    posted_ = std::make_unique<PostedTraffic>(world_, *job_.posted,
+                                              [this](const std::string& what) { violate(what); });
+    for (int rank = 0; rank < job_.world.ranks; ++rank)
+      for (int peer = 0; peer < job_.world.ranks; ++peer)
+        if (peer != rank)
+          world_.spawn(rank, think_time(), [this, rank, peer] { posted_->run(rank, peer); });
   }
 
   void spawn_streams() {
@@ -237,6 +248,7 @@ class SeedRun {
       }
     }
     if (traffic_ && who.empty()) who = traffic_->unfinished();
+    if (posted_ && who.empty()) who = posted_->unfinished();
     if (who.empty()) who = " kernels of a GPU wait for a result";
     violate("I4: a collective hangs:" + who);
   }
@@ -244,14 +256,16 @@ class SeedRun {
   void judge_outcomes() {
     for (std::size_t index = 0; index < outcomes_.size(); ++index)
       judge(job_.communicators[index], outcomes_[index]);
-    if (!traffic_) return;
-    traffic_->judge(
-        [this](int rank, int peer) {
-          return faults_.lost_since({rank, peer});
-        },
-        faults_.endless(), error_slack);
-    result_.streams = traffic_->streams();
-    result_.stream_bytes = traffic_->bytes();
+    const auto lost_since = [this](int rank, int peer) { return faults_.lost_since({rank, peer}); };
+    if (traffic_) {
+      traffic_->judge(lost_since, faults_.endless(), error_slack);
+      result_.streams = traffic_->streams();
+      result_.stream_bytes = traffic_->bytes();
+    }
+    if (posted_) {
+      posted_->judge(lost_since, faults_.endless(), error_slack);
+      result_.posted = posted_->messages();
+    }
   }
 
   void judge(const Job::Communicator& communicator, const std::vector<Outcome>& outcomes) {
@@ -343,6 +357,7 @@ class SeedRun {
     result_.downs = counters.downs;
     result_.virtual_ns = world_.now();
     traffic_.reset();
+    posted_.reset();
     gpus_.clear();
     nodes_.clear();
     channels_.clear();
@@ -357,6 +372,7 @@ class SeedRun {
   std::vector<std::unique_ptr<Gpu>> gpus_;
   std::vector<std::unique_ptr<Node>> nodes_;
   std::unique_ptr<StreamTraffic> traffic_;
+  std::unique_ptr<PostedTraffic> posted_;
   std::vector<std::vector<Outcome>> outcomes_;
   TimeNs quit_at_ = 0;  // time when an engine ended with open calls; 0 = never
 };

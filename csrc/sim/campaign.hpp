@@ -23,6 +23,7 @@ struct SeedResult {
   std::uint64_t exchange_calls = 0;  // subset posted by GPUs with exchanges inside their node
   std::uint64_t streams = 0;         // halves of byte streams that ended
   std::uint64_t stream_bytes = 0;    // bytes read from streams
+  std::uint64_t posted = 0;          // posted messages received
   std::uint64_t errors = 0;
   std::uint64_t replays = 0;
   std::uint64_t hedges = 0;

@@ -83,6 +83,7 @@ struct FaultOptions {
   double reserves = 0.3;     // not a fault: some rails are reserves
   double units = 0.3;        // not a fault: some rails share a port, so a loss endangers the others
   double streams = 0.3;      // not a fault: ranks have byte streams to each other
+  double posted = 0.2;       // not a fault: ranks have posted messages to each other
   double engine_ends = 0.3;  // not a fault: the engine of an exchanging GPU ends at a random time
 
   [[nodiscard]] double of(FaultKind kind) const;

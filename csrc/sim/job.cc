@@ -76,6 +76,21 @@ void add_streams(Job& job, std::uint64_t seed, const FaultOptions& options) {
   job.streams = made;
 }
 
+// Adds posted messages at random, with a separate random generator as above.
+void add_posted(Job& job, std::uint64_t seed, const FaultOptions& options) {
+  Random random(~seed ^ 0x2959);
+  if (job.world.ranks > 4 || !random.chance(options.posted)) return;
+  job.world.link.posted = true;
+  job.world.link.put_bytes = random.one_of(std::array{64U, 300U, 4096U});
+  Job::PostedMessages made;
+  made.connections = static_cast<std::uint32_t>(1 + random.below(3));
+  made.buffers = random.one_of(std::array{1U, 2U, 4U});
+  made.most_bytes = random.one_of(std::array{40U, 400U, 2000U});
+  made.messages = 2 + random.below(30);
+  made.seed = random.next();
+  job.posted = made;
+}
+
 }  // namespace
 
 Job make_job(std::uint64_t seed, const FaultOptions& options) {
@@ -175,6 +190,7 @@ Job make_job(std::uint64_t seed, const FaultOptions& options) {
   add_exchange(job, seed, options);
   add_order(job, seed, options);
   add_streams(job, seed, options);
+  add_posted(job, seed, options);
   return job;
 }
 
@@ -190,7 +206,8 @@ std::string describe(const Job& job) {
        << std::ranges::count_if(job.communicators, &Job::Communicator::on_gpu) << " on GPUs, "
        << (job.exchange ? job.exchange->local_ranks : 0) << " inter-node groups), "
        << (job.streams ? job.streams->ports * job.streams->connections : 0U)
-       << " streams each way, slots " << job.world.link.shape.slots << '+'
+       << " streams each way, " << (job.posted ? job.posted->connections : 0U)
+       << " posted connections each way, slots " << job.world.link.shape.slots << '+'
        << job.world.link.shape.spare_slots << " of " << job.world.link.shape.slot_bytes
        << " bytes, faults";
   for (const FaultKind kind : job.enabled) text << ' ' << name_of(kind);

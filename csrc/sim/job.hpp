@@ -50,6 +50,15 @@ struct Job {
     std::uint64_t seed = 0;
   };
   std::optional<Streams> streams;
+  // Posted messages between every pair of ranks, beside the collectives.
+  struct PostedMessages {
+    std::uint32_t connections = 0;  // in each direction
+    std::uint32_t buffers = 0;      // of each connection and end
+    std::uint32_t most_bytes = 0;   // of a message; the size of each receive
+    std::uint64_t messages = 0;     // of each connection
+    std::uint64_t seed = 0;
+  };
+  std::optional<PostedMessages> posted;
   std::vector<FaultKind> enabled;
   std::optional<FaultKind> due;  // kind of the first fault
   std::uint64_t fault_count = 0;

@@ -171,6 +171,7 @@ void LinkEnd::progress() {
     if (!link.received_aborts().empty())
       world.deliver_aborts(rank, std::exchange(link.received_aborts(), {}));
     if (world.carry_streams) world.carry_streams(*this);
+    if (world.carry_posted) world.carry_posted(*this);
     send(now());
     progressing_ = false;
     world.strike();

@@ -4,10 +4,17 @@
 #include <cstring>
 #include <utility>
 
+#include "link/posted.hpp"
+
 namespace r2ccl::sim {
 namespace {
 
 constexpr TimeNs receiver_not_ready_ns = 100'000;
+
+// Returns true if the port writes the payload to memory of the receiver.
+bool is_direct(const FrameHeader& header) {
+  return header.type == FrameType::data || header.type == FrameType::put;
+}
 
 }  // namespace
 
@@ -71,13 +78,13 @@ TimeNs QueuePairs::arrive(Side from, Packet& packet) {
   Port& port = path_.ports[from];
   lane.arrived = packet.position;
   schedule_ack(from);
-  const bool data = packet.header.type == FrameType::data;
-  // Messages sent only once per rail (abort, close, slots, released, target) are lost only if the
-  // port dies, so `lost_notices` spares these types.
+  const bool data = is_direct(packet.header);
+  // Messages sent only once per rail (abort, close, slots, released, target, memory) are lost only
+  // if the port dies, so `lost_notices` spares these types.
   const bool notice =
       !data && packet.header.type != FrameType::abort && packet.header.type != FrameType::close &&
       packet.header.type != FrameType::slots && packet.header.type != FrameType::released &&
-      packet.header.type != FrameType::target;
+      packet.header.type != FrameType::target && packet.header.type != FrameType::memory;
   std::uint32_t* const lost = port.phantoms > 0                 ? &port.phantoms
                               : notice && port.lost_notices > 0 ? &port.lost_notices
                                                                 : nullptr;
@@ -109,6 +116,16 @@ void QueuePairs::land_next(Side from) {
 void QueuePairs::found(Side side, std::uint64_t position) {
   lanes_[other(side)].found = position;
   schedule_ack(other(side));
+}
+
+bool QueuePairs::may_read(Side side, std::uint64_t connection, std::uint64_t number) const {
+  const auto matches = [&](const Packet& packet) {
+    const FrameHeader& header = packet.header;
+    return header.type == FrameType::put && header.communicator == connection &&
+           header.number == number && header.payload_bytes > 0;
+  };
+  return !left_[side] &&
+         (std::ranges::any_of(lanes_[side].queue, matches) || delay_lines_[side].any(matches));
 }
 
 void QueuePairs::flush(Side side) { lanes_[side].queue.clear(); }
@@ -181,7 +198,7 @@ bool QueuePair::pump_out(TimeNs now) {
     OutFrame frame;
     if (!link_.next_frame(rail_, frame, now)) break;
     if (frame.header.type == FrameType::slots) add_key(frame.header, frame.header.number, 1);
-    if (frame.header.type == FrameType::target)
+    if (frame.header.type == FrameType::target || frame.header.type == FrameType::memory)
       add_key(frame.header, frame.header.delivered, frame.header.credit);
     posted_ += sizeof(FrameHeader) + frame.header.payload_bytes;
     pairs_.post(side_, {.header = frame.header,
@@ -222,7 +239,7 @@ bool QueuePair::take(const Completion& completion, TimeNs now) {
   if (!link_.connected(rail_) || link_.epoch(rail_) != epoch_) return false;
   if (!link_.frame_begin(rail_, completion.header, now)) return false;
   if (completion.header.payload_bytes == 0) return true;
-  if (completion.header.type == FrameType::data) {
+  if (is_direct(completion.header)) {
     link_.payload_placed(rail_, now);
     return true;
   }
@@ -270,7 +287,7 @@ bool QueuePair::fence(TimeNs /*now*/) {
 }
 
 void QueuePair::on_landed(const QueuePairs::Packet& packet, Port& port) {
-  const bool data = packet.header.type == FrameType::data;
+  const bool data = is_direct(packet.header);
   std::byte* target = data && packet.header.payload_bytes > 0 ? packet.target : nullptr;
   if (target != nullptr && memory_.key(target, packet.payload.size()) != packet.key) {
     if (!memory_.is_revoked(packet.key)) pairs_.on_stray_write(packet.header);
@@ -279,8 +296,7 @@ void QueuePair::on_landed(const QueuePairs::Packet& packet, Port& port) {
   // Only the payload of a chunk not yet counted is corrupted.  The checksum does not protect a
   // counted chunk against a later write (a known gap).
   const bool flips = target != nullptr && port.flips > 0;
-  const bool flip_payload = flips && random_.below(2) == 0 &&
-                            link_.in_stream(packet.header.communicator).wants(packet.header);
+  const bool flip_payload = flips && random_.below(2) == 0 && wants(packet.header);
   if (target != nullptr) {
     std::memcpy(target, packet.payload.data(), packet.payload.size());
     if (flip_payload)
@@ -304,6 +320,11 @@ void QueuePair::on_landed(const QueuePairs::Packet& packet, Port& port) {
   }
   completions_.push_back(std::move(completion));
   events_.at(visible_at, [&owner = owner_] { owner.on_event(); });
+}
+
+bool QueuePair::wants(const FrameHeader& header) const {
+  if (header.type == FrameType::put) return link_.posted().destination(rail_, header) != nullptr;
+  return link_.in_stream(header.communicator).wants(header);
 }
 
 void QueuePair::on_acked(std::uint64_t position, std::uint64_t found) {

@@ -45,6 +45,9 @@ class QueuePairs {
   void silence() { silent_ = true; }  // drops later errors of these queue pairs
   [[nodiscard]] std::size_t unread(Side side) const { return lanes_[side].queue.size(); }
   [[nodiscard]] const std::deque<Packet>& queue(Side side) const { return lanes_[side].queue; }
+  // Returns true if the port of a side may still read the source of a posted message: some bytes
+  // were not read, or may be sent again.
+  [[nodiscard]] bool may_read(Side side, std::uint64_t connection, std::uint64_t number) const;
   const Epoch epoch;
   // Called when a port reads memory of a caller, and when a write targets memory not in use.
   std::function<void(Side, const FrameHeader&)> on_zero_copy_read;
@@ -124,6 +127,7 @@ class QueuePair final : public Rail {
   };
 
   bool take(const Completion& completion, TimeNs now);
+  [[nodiscard]] bool wants(const FrameHeader& header) const;
   void add_key(FrameHeader& header, std::uint64_t address, std::uint64_t bytes) const;
 
   Link& link_;

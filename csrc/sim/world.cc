@@ -254,6 +254,13 @@ void World::on_frame_sent(const LinkEnd& from, RailId rail, const OutFrame& fram
     if (header.type == FrameType::data)
       text << " communicator " << header.communicator << " message " << header.number << " slot "
            << header.slot << " offset " << header.offset << " of " << header.message_bytes;
+    if (header.type == FrameType::put || header.type == FrameType::need)
+      text << " connection " << header.communicator << " message " << header.number << " try "
+           << (header.type == FrameType::put ? header.epoch : header.offset);
+    if (header.type == FrameType::room)
+      text << " connection " << header.communicator << " message " << header.number << " try "
+           << header.offset << " on rail" << header.slot << " epoch " << header.epoch
+           << " delivered " << header.delivered;
     if (header.type == FrameType::rail_down || header.type == FrameType::fenced)
       text << " rail" << header.number << " epoch " << header.epoch;
     if (header.type == FrameType::data || header.type == FrameType::ack)
@@ -357,19 +364,6 @@ void World::on_message_released(const LinkEnd& at, std::uint64_t communicator) {
                            {in.front_data(), message.bytes});
 }
 
-void World::on_memory_returned(const LinkEnd& at, std::uint64_t communicator) {
-  returned_[{at.rank, at.peer, communicator}] =
-      end(at.rank, at.peer).link.out_stream(communicator).delivered();
-}
-
-void World::check_zero_copy(const Shadow::Stream& stream, const FrameHeader& header) {
-  const auto found = returned_.find(stream);
-  if (found == returned_.end() || header.number >= found->second) return;
-  shadow_.report("I2: a port of rank " + std::to_string(stream.from) + " reads message " +
-                 std::to_string(header.number) + " to rank " + std::to_string(stream.to) +
-                 " after its memory was returned to the caller");
-}
-
 void World::check_queues(const LinkEnd& at) {
   const QueueDepths depths = at.link.queue_depths();
   const StreamShape& shape = options_.link.shape;
@@ -380,6 +374,7 @@ void World::check_queues(const LinkEnd& at) {
   const char* what = depths.replays > chunks * rails                      ? "replays"
                      : depths.copies > of_streams * rails                 ? "copies"
                      : depths.control > rails * (3 * depths.streams + 64) ? "control frames"
+                     : depths.posted > rails * 1024                       ? "posted messages"
                      : depths.actions > 4 * rails                         ? "actions"
                                                                           : nullptr;
   if (what != nullptr)

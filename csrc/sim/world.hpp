@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <tuple>
@@ -115,6 +116,7 @@ class World {
   std::function<void(const std::string&)> observe_text;  // readable trace
   // Moves streams of an end: called after the end has read its rails, and before it sends.
   std::function<void(LinkEnd&)> carry_streams;
+  std::function<void(LinkEnd&)> carry_posted;  // moves posted messages in the same way
   void strike_next(std::function<void()> fault) { strikes_.push_back(std::move(fault)); }
 
   // ---- for the parts of the world ----
@@ -144,6 +146,8 @@ class World {
   void on_message_released(const LinkEnd& end, std::uint64_t communicator);
   // Called when sent memory returns to the caller: delivered messages may be overwritten.
   void on_memory_returned(const LinkEnd& end, std::uint64_t communicator);
+  // Called when the source of a posted message returns to the caller.
+  void on_source_returned(const LinkEnd& end, std::uint64_t connection, std::uint64_t number);
   void trace(const std::string& text);
   [[nodiscard]] bool traces() const { return observe_text != nullptr; }
 
@@ -224,7 +228,8 @@ class World {
   Counters counters_;
   std::map<std::tuple<int, int, RailId>, TimeNs> lost_;  // last loss of a rail in use, at an end
   std::map<Shadow::Stream, std::uint64_t> returned_;  // messages with memory returned to the caller
-  std::deque<PathHistory> histories_;                 // by lower rank, higher rank, rail
+  std::map<Shadow::Stream, std::set<std::uint64_t>> sources_returned_;  // posted messages
+  std::deque<PathHistory> histories_;  // by lower rank, higher rank, rail
   std::vector<Rank> ranks_;
   std::deque<Thread> threads_;
   Thread* running_ = nullptr;

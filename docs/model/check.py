@@ -19,6 +19,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 LINK = "link.pml"
 MAILBOX = "mailbox.pml"
+POSTED = "posted.pml"
 BUILD = HERE.parents[1] / "build" / "model"
 
 # Options of the verifier's compilation.  COLLAPSE and SEPQS compress states without loss.  NOREDUCE
@@ -28,7 +29,7 @@ COMPILE = ("-O2", "-w", "-DCOLLAPSE", "-DSEPQS", "-DNOREDUCE", "-DMEMLIM=3000")
 DEPTH = 10_000  # limit of steps per run; far more than the longest run has
 HASH = 25  # hash table of 2^25 entries; affects speed only: a fuller table is slower
 # Processes that loop forever.  Spin accepts this because of their label `end`.
-LOOPS = ("Sender", "Receiver", "End", "Acks")
+LOOPS = ("Sender", "Receiver", "End", "Acks", "Send", "Receive", "Wire")
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,15 @@ RUNS = (
     broken("VERDICT_OF_EACH_KERNEL", "half_written", "ends kernel 4 of exchange 1", MAILBOX),
     broken("LOSS_NOT_SIGNALLED", "stuck", "", MAILBOX),
     broken("ABORT_NOT_SEEN", "stuck", "", MAILBOX),
+    Run("posted receives", model=POSTED),
+    Run("posted receives end", ("FAULTS=1",), cycles=True, model=POSTED),
+    broken("ROOM_BEFORE_FENCE", "late_write", "writes message", POSTED),
+    broken("REPLAY_WITHOUT_ROOM", "late_write", "writes message", POSTED),
+    broken("OLD_EPOCH_COUNTS", "late_write", "writes message", POSTED),
+    broken("OLD_TRY_ANSWERED", "late_write", "writes message", POSTED),
+    broken("READ_NOT_AWAITED", "late_read", "reads message", POSTED),
+    broken("PATH_ACK_ENDS_SEND", "stuck", "", POSTED),
+    broken("ROOM_NOT_REPEATED", "stuck", "", POSTED),
 )
 # Searches of the option --long; these take minutes more.
 LONG_RUNS = (

@@ -20,7 +20,16 @@ from r2serve import _core
 CAMPAIGN_SEEDS = 100
 """A campaign of at least this number of seeds must exercise every fault kind and mechanism."""
 
-MECHANISMS = ("steps", "replays", "hedges", "fences", "gpu_calls", "exchange_calls", "streams")
+MECHANISMS = (
+    "steps",
+    "replays",
+    "hedges",
+    "fences",
+    "gpu_calls",
+    "exchange_calls",
+    "streams",
+    "posted",
+)
 SUMMED = (*MECHANISMS, "calls", "errors", "downs")
 _CHUNK = 16
 

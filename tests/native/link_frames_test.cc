@@ -63,6 +63,11 @@ TEST(LinkFrames, AnImpossibleFieldFailsTheRailThoughTheChecksumIsRight) {
          h.type = FrameType::released;
          h.payload_bytes = 0;
        }},
+      {"type beyond the last",
+       [](FrameHeader& h) {
+         h.type = static_cast<FrameType>(static_cast<unsigned>(last_frame_type) + 1);
+         h.payload_bytes = 0;
+       }},
       {"an ack with payload", [](FrameHeader& h) { h.type = FrameType::ack; }},
       {"slot beyond the last spare one", [](FrameHeader& h) { h.slot = 3; }},
       {"payload longer than a chunk", [](FrameHeader& h) { h.payload_bytes = 129; }},

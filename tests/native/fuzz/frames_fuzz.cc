@@ -50,6 +50,8 @@ struct Mode {
     options.shape.resilience = (bits & 4) != 0;
     options.small_message_bytes = options.shape.chunk_bytes;
     options.connects = (bits & 32) != 0;
+    options.posted = rails_up == world_rails;
+    options.put_bytes = options.shape.chunk_bytes;
   }
 };
 
@@ -139,6 +141,11 @@ class Peer {
     return bits >= 248 ? input_.take<std::uint64_t>() : 5 + bits % 5;
   }
 
+  std::uint64_t posted_connection(std::uint64_t usual) {
+    const std::uint8_t bits = input_.byte();
+    return bits >= 248 ? input_.take<std::uint64_t>() : usual;
+  }
+
   std::uint32_t size() {
     const StreamShape& shape = world_.shape();
     const std::uint8_t bits = input_.byte();
@@ -160,7 +167,7 @@ class Peer {
     if (form >= 240) {
       header = input_.take<FrameHeader>();
     } else {
-      header.type = static_cast<FrameType>(form < 128 ? 1 : form % 16);
+      header.type = static_cast<FrameType>(form < 128 ? 1 : form < 224 ? form % 16 : 16 + form % 5);
       fields(on, header);
     }
     finish(on, header);
@@ -219,6 +226,35 @@ class Peer {
         header.credit = input_.byte() < 200 ? size() : input_.take<std::uint64_t>();
         header.epoch = input_.byte();
         break;
+      case FrameType::room:
+        header.communicator = posted_connection(world_sends);
+        header.number = about(world_.posted_sends());
+        header.offset = static_cast<std::uint32_t>(about(1));
+        header.slot = static_cast<std::uint16_t>(input_.byte() % (world_rails + 1));
+        header.epoch = static_cast<Epoch>(about(world_.link().epoch(on)));
+        header.tag.count = input_.byte() % 4;
+        header.message_bytes = size();
+        header.delivered = std::min<std::uint64_t>(about(0), world_.posted_sends());
+        break;
+      case FrameType::need:
+        header.communicator = posted_connection(world_receives);
+        header.number = about(world_.posted_receives());
+        header.offset = input_.byte() % 4;
+        header.slot = static_cast<std::uint16_t>(input_.byte() % (world_rails + 1));
+        break;
+      case FrameType::memory:
+        header.number = input_.byte() % 4;
+        header.delivered = input_.take<std::uint64_t>();
+        header.credit = input_.byte() < 200 ? size() : input_.take<std::uint64_t>();
+        break;
+      case FrameType::put:
+        header.communicator = posted_connection(world_receives);
+        header.number = about(world_.posted_receives());
+        header.epoch = input_.byte() % 4;
+        header.message_bytes = static_cast<std::uint32_t>(size() % (2 * FrameWorld::posted_bytes));
+        header.offset = input_.byte() < 128 ? 0 : size();
+        header.payload_bytes = input_.byte() < 128 ? header.message_bytes : size();
+        break;
       case FrameType::abort:
         header.epoch = input_.byte();
         header.payload_bytes = input_.byte() * 2U;
@@ -247,7 +283,8 @@ class Peer {
     const bool honest = !wrong || (how & 2) == 0;
     std::size_t payload = std::min<std::size_t>(header.payload_bytes, max_payload);
     if (wrong && (how & 4) != 0) payload = std::min<std::size_t>(payload, input_.byte());
-    if (world_.shape().checksum && header.type == FrameType::data) {
+    const bool checked = header.type == FrameType::data || header.type == FrameType::put;
+    if (world_.shape().checksum && checked) {
       const auto bytes = content(false, header.communicator, header.number, header.offset, payload);
       header.payload_crc = crc32c(bytes.data(), bytes.size());
     }

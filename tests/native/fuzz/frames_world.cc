@@ -7,6 +7,7 @@
 #include <string>
 
 #include "input.hpp"
+#include "link/posted.hpp"
 
 namespace r2ccl::fuzz {
 namespace {
@@ -72,6 +73,7 @@ std::uint32_t longest_payload(FrameType type, const StreamShape& shape) {
     case FrameType::data: return shape.chunk_bytes;
     case FrameType::ping: return max_probe_bytes;
     case FrameType::abort: return max_abort_bytes;
+    case FrameType::put: return max_put_bytes;
     default: return 0;
   }
 }
@@ -112,6 +114,13 @@ FrameWorld::FrameWorld(const LinkOptions& options, unsigned rails_up, std::size_
     send(rail, pong, true, 0);
     deliver(rail, sizeof(pong));
     require(carried_.link.state(rail) == RailState::up, "an answered probe opens a rail");
+  }
+  if (options_.posted) {
+    posted_memory_.resize(posted_at_once * posted_bytes);
+    Posted& posted = carried_.link.posted();
+    (void)posted.add_memory(posted_memory_);
+    posted.open_receives(world_receives);
+    posted.open_sends(world_sends);
   }
   const std::size_t slot = options.shape.slot_bytes;
   post(0, std::min<std::size_t>(100, slot));
@@ -189,7 +198,8 @@ void FrameWorld::witness(RailId rail, std::size_t bytes) {
   while (!left.empty() && !seen.poisoned) {
     if (seen.payload_left > 0) {
       const std::size_t part = std::min(left.size(), seen.payload_left);
-      if (header.type == FrameType::data) witness_payload(seen, left.first(part));
+      if (header.type == FrameType::data || header.type == FrameType::put)
+        witness_payload(seen, left.first(part));
       seen.payload_left -= part;
       left = left.subspan(part);
       continue;
@@ -220,7 +230,8 @@ void FrameWorld::witness_payload(Witness& seen, std::span<const std::byte> paylo
 // the choice of rails for data.
 bool FrameWorld::incorrect(RailId rail, const FrameHeader& header) const {
   const auto type = static_cast<unsigned>(header.type);
-  if (!seal_right(header) || type < 1 || type > 15) return true;
+  if (!seal_right(header) || type < 1 || type > static_cast<unsigned>(last_frame_type)) return true;
+  if (header.type >= FrameType::room) return posted_incorrect(rail, header);
   const bool about_memory = header.type >= FrameType::slots && header.type <= FrameType::target;
   if (about_memory && world_kinds[rail] != RailKind::verbs) return true;
   if (header.payload_bytes > longest_payload(header.type, shape())) return true;
@@ -250,6 +261,20 @@ bool FrameWorld::incorrect(RailId rail, const FrameHeader& header) const {
              std::min(shape().chunk_bytes, header.message_bytes - header.offset);
 }
 
+bool FrameWorld::posted_incorrect(RailId rail, const FrameHeader& header) const {
+  if (!options_.posted || header.payload_bytes > longest_payload(header.type, shape())) return true;
+  switch (header.type) {
+    case FrameType::room: return header.offset != 0 && header.slot >= world_rails;
+    case FrameType::need: return header.slot >= world_rails;
+    case FrameType::memory:
+      return world_kinds[rail] != RailKind::verbs || header.number > 0xFFFFFFFF;
+    default:
+      return header.epoch == 0 ||
+             std::uint64_t{header.offset} + header.payload_bytes > header.message_bytes ||
+             (header.payload_bytes == 0 && header.message_bytes != 0);
+  }
+}
+
 // ---- frames out ----
 
 void FrameWorld::pump_out(RailId rail, std::size_t room) {
@@ -276,6 +301,14 @@ void FrameWorld::check_emitted(RailId rail) {
       require(!options_.connects && header.number < world_rails && header.epoch != 0 &&
                   header.slot != 0,
               "only the accepting end announces an address");
+    if (header.type == FrameType::put) {
+      require(header.communicator == world_sends && header.number < sent_,
+              "an outgoing posted message was posted");
+      const auto posted =
+          content(true, world_sends, header.number, header.offset, header.payload_bytes);
+      require(std::equal(posted.begin(), posted.end(), payload),
+              "outgoing bytes of a posted message equal the posted bytes");
+    }
     if (header.type != FrameType::data) continue;
     const auto calls = calls_.find(header.communicator);
     require(calls != calls_.end(), "outgoing data belongs to a known communicator");
@@ -384,6 +417,48 @@ void FrameWorld::settle() {
   }
 }
 
+// Posts receives and sends, and takes those that are done.
+void FrameWorld::settle_posted() {
+  if (!options_.posted) return;
+  Posted& posted = carried_.link.posted();
+  while (receives_posted_ < received_ + posted_at_once) {
+    const std::uint64_t offset = receives_posted_ % posted_at_once * posted_bytes;
+    const auto number = posted.receive(
+        world_receives, {.memory = 1, .offset = offset, .bytes = posted_bytes, .home = 0});
+    require(number == receives_posted_, "receives are numbered in order");
+    ++receives_posted_;
+  }
+  while (const auto bytes = posted.received(world_receives, received_)) {
+    require(*bytes <= posted_bytes, "no posted message is larger than its receive");
+    const auto sent = content(false, world_receives, received_, 0, *bytes);
+    const auto* const memory = posted_memory_.data() + received_ % posted_at_once * posted_bytes;
+    if (!changed_.contains({world_receives, received_}))
+      require(std::equal(sent.begin(), sent.end(), memory), "a posted message has the sent bytes");
+    posted.take_received(world_receives, received_);
+    ++received_;
+  }
+  while (posted_sources_.size() < posted_at_once) {
+    const auto room = posted.room(world_sends);
+    const std::size_t bytes = std::min<std::size_t>(room.value_or(0), posted_bytes);
+    auto source = std::make_unique<std::byte[]>(bytes);
+    std::ranges::copy(content(true, world_sends, sent_, 0, bytes), source.get());
+    const auto number = posted.send(world_sends, {source.get(), bytes}, now_);
+    if (!number) break;
+    posted_sources_[*number] = std::move(source);
+    ++sent_;
+  }
+  std::erase_if(posted_sources_, [&](const auto& entry) {
+    const SendState state = posted.send_state(world_sends, entry.first);
+    if (state == SendState::sending) return false;
+    const DetachScope scope{
+        .communicator = world_sends, .before = entry.first + 1, .type = FrameType::put};
+    if (state == SendState::detach && !carried_.detach(scope, now_)) return false;
+    posted.take_sent(world_sends, entry.first);
+    return true;
+  });
+  carried_.act(now_);
+}
+
 void FrameWorld::close(std::size_t which) {
   const std::uint64_t communicator = world_communicators[which];
   Calls& calls = calls_[communicator];
@@ -421,6 +496,7 @@ std::uint64_t FrameWorld::posted_messages(std::uint64_t communicator) const {
 
 void FrameWorld::check() {
   settle();
+  settle_posted();
   Link& link = carried_.link;
   for (const AbortNotice& notice : link.received_aborts())
     require(notice.text.size() <= max_abort_bytes, "the text of an ABORT is bounded");
@@ -444,6 +520,8 @@ void FrameWorld::check() {
   require(depths.attempts <= chunks_posted_ * (opened_ + world_rails), "attempts are bounded");
   require(depths.control <= world_rails * (4 * streams + world_communicators.size()),
           "control frames are bounded");
+  require(depths.posted <= world_rails * 16 * posted_at_once,
+          "frames of posted receives are bounded");
   require(depths.actions == 0, "all actions of the link are carried out");
   check_memory();
 }
@@ -456,6 +534,7 @@ std::size_t FrameWorld::own_bytes() const {
     bytes += calls.target.capacity();
     for (const Post& post : calls.posts) bytes += post.end - post.begin + sizeof(Post);
   }
+  bytes += posted_memory_.capacity() + posted_sources_.size() * (posted_bytes + 128);
   return bytes + 64 * (strange_.size() + changed_.size());
 }
 

@@ -23,6 +23,9 @@ namespace r2ccl::fuzz {
 inline constexpr std::array world_kinds{RailKind::tcp, RailKind::verbs, RailKind::control};
 inline constexpr std::size_t world_rails = world_kinds.size();
 inline constexpr std::array<std::uint64_t, 3> world_communicators{5, 6, 7};
+// Connections of posted receives, in modes that have them.
+inline constexpr std::uint64_t world_receives = 20;
+inline constexpr std::uint64_t world_sends = 21;
 
 // Returns `bytes` bytes of a message of an honest sender, from `position` on.  `ours`: the sender
 // is the link under test.
@@ -102,6 +105,11 @@ class FrameWorld {
   // Checks the invariants between two events.
   void check();
 
+  static constexpr std::size_t posted_bytes = 1000;  // of each receive, and largest message
+  // Number of the oldest posted receive not done, and of posted sends.
+  [[nodiscard]] std::uint64_t posted_receives() const { return received_; }
+  [[nodiscard]] std::uint64_t posted_sends() const { return sent_; }
+
   [[nodiscard]] const StreamShape& shape() const { return options_.shape; }
   [[nodiscard]] const Link& link() const { return carried_.link; }
   [[nodiscard]] std::uint64_t consumed(std::uint64_t communicator) const;
@@ -126,9 +134,11 @@ class FrameWorld {
 
   void open(RailId rail, Epoch epoch, std::span<const std::byte> leftover);
   void settle();
+  void settle_posted();
   void witness(RailId rail, std::size_t bytes);
   void witness_payload(Witness& seen, std::span<const std::byte> payload);
   [[nodiscard]] bool incorrect(RailId rail, const FrameHeader& header) const;
+  [[nodiscard]] bool posted_incorrect(RailId rail, const FrameHeader& header) const;
   void reclaim(std::uint64_t communicator, bool received);
   void check_emitted(RailId rail);
   void check_memory() const;
@@ -141,6 +151,12 @@ class FrameWorld {
   CarriedLink carried_;
   std::array<Path, world_rails> paths_;
   std::array<Witness, world_rails> witnesses_;
+  static constexpr std::uint64_t posted_at_once = 3;
+  std::vector<std::byte> posted_memory_;  // of receives
+  std::uint64_t receives_posted_ = 0;
+  std::uint64_t received_ = 0;
+  std::map<std::uint64_t, std::unique_ptr<std::byte[]>> posted_sources_;  // by message
+  std::uint64_t sent_ = 0;
   std::map<std::uint64_t, Calls> calls_;
   std::set<std::uint64_t> strange_;                            // communicators never created here
   std::set<std::pair<std::uint64_t, std::uint64_t>> changed_;  // messages with dishonest bytes

@@ -36,12 +36,13 @@ RelayOptions::Peer peer_from(const Peer& described) {
 
 std::unique_ptr<Relay> make_relay(std::shared_ptr<Engine> engine, std::uint32_t node,
                                   const std::string& prefix, const std::vector<Peer>& peers,
-                                  double link_timeout_s, int parent) {
+                                  double link_timeout_s, int parent, bool peers_may_end) {
   RelayOptions options;
   options.node = node;
   options.prefix = prefix_from(prefix);
   options.link_timeout_ns = static_cast<TimeNs>(link_timeout_s * 1e9);
   options.parent = parent;
+  options.peers_may_end = peers_may_end;
   for (const Peer& peer : peers) options.peers.push_back(peer_from(peer));
   auto made = Relay::create(std::move(engine), options);
   if (!made.ok()) raise_if_failed(made.take_status());
@@ -65,7 +66,8 @@ bool is_prefix_free(const std::string& prefix) { return hold_prefix(prefix_from(
 void register_relay(nb::module_& module) {
   nb::class_<Relay>(module, "Relay")
       .def(nb::new_(&make_relay), nb::arg("engine"), nb::arg("node"), nb::arg("prefix"),
-           nb::arg("peers"), nb::arg("link_timeout_s"), nb::arg("parent") = -1)
+           nb::arg("peers"), nb::arg("link_timeout_s"), nb::arg("parent") = -1,
+           nb::arg("peers_may_end") = false)
       .def("run", &run,
            "Carries connections until the parent ends; raises if a peer is lost or ends.")
       .def(

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/clock.hpp"
 #include "base/interrupt.hpp"
@@ -20,6 +21,8 @@ constexpr int most_passes = 8;
 constexpr TimeNs busy_sleep_ns = 2 * ns_per_ms;
 constexpr TimeNs start_look_ns = 100 * ns_per_ms;
 constexpr TimeNs idle_look_ns = 1000 * ns_per_ms;
+// Limit of a drain if the end of a node ends the job, too.
+constexpr TimeNs drain_ns = 1000 * ns_per_ms;
 // A parent that never tells its start is taken to have started.
 constexpr TimeNs start_limit_ns = 1800'000 * ns_per_ms;
 
@@ -152,16 +155,41 @@ Status Relay::run() {
       if (interrupted()) return {ErrorCode::aborted, "the relay was interrupted by a signal"};
     }
     if (now >= next_look_) {
-      if (parent_is_gone()) return {};
       (void)look();
       const bool started = parent_told_up_ || now - begun_ > start_limit_ns;
       next_look_ = now + (started ? idle_look_ns : start_look_ns);
       (void)carry_links();
     }
-    sleep(now);
-    if (parent_is_gone()) return {};
-    serve_sockets();
+    sleep(now, next_look_);
+    if (parent_is_gone()) {
+      drain();
+      return {};
+    }
+    (void)serve_sockets();
   }
+}
+
+// The processes of the node have ended or will: the bytes and ends that they have sent still go to
+// the peers, as a kernel's sockets would bring them.
+void Relay::drain() {
+  if (options_.parent >= 0) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, options_.parent, nullptr);
+  const TimeNs limit = options_.peers_may_end ? options_.link_timeout_ns : drain_ns;
+  std::uint64_t before = 0;
+  for (TimeNs end = now_ns() + limit; now_ns() < end;) {
+    bool waits = carry_links();
+    const int events = serve_sockets();
+    std::uint64_t delivered = 0;
+    for (const auto& peer : peers_) {
+      delivered += peer->delivered;
+      if (peer->ended || peer->closed || !peer->lost.empty()) continue;
+      waits = waits || peer->awaits_ack || peer->mux.has_records() || peer->mux.has_bytes();
+    }
+    if (!waits && events == 0) return;
+    const TimeNs now = now_ns();
+    if (delivered != std::exchange(before, delivered) && options_.peers_may_end) end = now + limit;
+    sleep(now, end);
+  }
+  log(LogLevel::warning, "relay: not all bytes of ended connections have reached the other nodes");
 }
 
 // Moves records between the links and the multiplexers, and handles their events.  Returns true if
@@ -171,6 +199,7 @@ bool Relay::carry_links() {
     const auto found = by_process_.find(process);
     if (found == by_process_.end()) return;
     Peer& peer = *peers_[found->second];
+    if (peer.ended) return;
     if (!peer.mux.take(link, now)) peer.lost = "violates the protocol: " + peer.mux.violation();
     (void)peer.mux.pump(link, now);
     peer.closed = link.peer_closed();
@@ -180,6 +209,7 @@ bool Relay::carry_links() {
       peer.lost = std::string(why) + " within the link timeout of " +
                   std::to_string(options_.link_timeout_ns / (1000 * ns_per_ms)) + " s";
     peer.awaits_ack = !link.all_delivered() || peer.mux.has_records();
+    peer.delivered = link.out_stream(streams_communicator).delivered();
   });
   bool handled = false;
   for (std::size_t index = 0; index < peers_.size(); ++index) {
@@ -225,8 +255,15 @@ void Relay::on_events(std::size_t index) {
 }
 
 Status Relay::check_peers(TimeNs now) {
-  for (const auto& peer : peers_) {
+  for (std::size_t index = 0; index < peers_.size(); ++index) {
+    Peer* const peer = peers_[index].get();
+    if (peer->ended) continue;
     const std::string name = "the relay of " + node_name(peer->node);
+    if (peer->closed && options_.peers_may_end) {
+      log(LogLevel::info, name + " has ended in good order");
+      end_connections(index);
+      continue;
+    }
     if (!peer->lost.empty()) return {ErrorCode::peer_lost, name + ": " + peer->lost};
     if (peer->closed) return {ErrorCode::peer_closed, name + " has ended"};
     if (peer->absence.certain(peer->railless, now))
@@ -250,11 +287,11 @@ bool Relay::parent_is_gone() {
   return bytes == 0;
 }
 
-void Relay::sleep(TimeNs now) {
+void Relay::sleep(TimeNs now, TimeNs until) {
   std::vector<pollfd> fds{{epoll_.get(), POLLIN, 0}};
   bool may_sleep = engine_->arm_streams(fds);
-  TimeNs until = next_look_;
   for (const auto& peer : peers_) {
+    if (peer->ended) continue;
     // Events handled since the last pass may have left records for the link.
     if (peer->awaits_ack || peer->mux.has_records()) until = std::min(until, now + busy_sleep_ns);
     if (peer->absence.probing()) until = std::min(until, now + start_look_ns);
@@ -265,7 +302,8 @@ void Relay::sleep(TimeNs now) {
   (void)::poll(fds.data(), fds.size(), may_sleep ? milliseconds : 0);
 }
 
-void Relay::serve_sockets() {
+// Returns the number of sockets with events.
+int Relay::serve_sockets() {
   std::array<epoll_event, 64> events;
   const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
   for (int i = 0; i < count; ++i) {
@@ -281,6 +319,7 @@ void Relay::serve_sockets() {
       on_socket(fd, event.events);
     }
   }
+  return std::max(count, 0);
 }
 
 }  // namespace r2ccl

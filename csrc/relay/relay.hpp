@@ -39,6 +39,8 @@ struct RelayOptions {
   std::vector<Peer> peers;
   TimeNs link_timeout_ns = 30'000 * ns_per_ms;
   int parent = -1;  // the relay ends once the other end of this pipe is closed; -1: none
+  // A peer that ends in good order takes its connections along; false: the relay ends, too.
+  bool peers_may_end = false;
 };
 
 // Port at PREFIX.254 that holds the prefix for one relay of the host.
@@ -64,7 +66,8 @@ class Relay {
   ~Relay();
 
   // Carries connections until the parent ends (ok), a peer is lost or ends, or a signal arrives.
-  // Further calls go on.
+  // After the end of the parent, the bytes that its node has sent still go to the peers.  Further
+  // calls go on.
   Status run();
   // Adds a node that joins later; its engine is connected already.  Another thread may call this
   // during run().
@@ -83,8 +86,10 @@ class Relay {
     StreamMux mux;
     Absence absence;
     bool closed = false;      // the peer's relay has said that it ends
+    bool ended = false;       // its connections have ended, and the others go on
     bool awaits_ack = false;  // the link expects acknowledgements soon
     bool railless = false;
+    std::uint64_t delivered = 0;  // messages that the peer has acknowledged
     std::string lost;
   };
   struct Mirror {
@@ -115,8 +120,9 @@ class Relay {
   void take_joining();
   void insert(const RelayOptions::Peer& peer);
   [[nodiscard]] bool parent_is_gone();
-  void sleep(TimeNs now);
-  void serve_sockets();
+  void sleep(TimeNs now, TimeNs until);
+  int serve_sockets();
+  void drain();
   void on_events(std::size_t peer);
 
   // relay_sockets.cc: carried connections
@@ -127,6 +133,8 @@ class Relay {
   void write_socket(int fd, Carried& carried);
   void end_writing(int fd, Carried& carried);
   void watch(int fd, Carried& carried);
+  void end_connections(std::size_t peer);
+  void end_reading(int fd, Carried& carried);
   void drop(int fd, bool reset_socket);
   void drop_finished();
   [[nodiscard]] int fd_of(std::size_t peer, StreamId stream) const;

@@ -128,10 +128,11 @@ void Relay::accept_sync() {
   SyncClient& client = sync_clients_[token];
   client.socket = std::move(socket);
   for (std::size_t index = 0; index < peers_.size(); ++index) {
+    if (peers_[index]->ended) continue;
     client.waits_for.insert(index);
     peers_[index]->mux.sync(token);
   }
-  if (peers_.empty()) answer(token);
+  if (client.waits_for.empty()) answer(token);
 }
 
 void Relay::on_synced(std::size_t peer, std::uint32_t token) {

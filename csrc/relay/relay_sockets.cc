@@ -52,8 +52,36 @@ void Relay::on_socket(int fd, std::uint32_t events) {
   }
   if ((events & EPOLLOUT) != 0) write_socket(fd, carried);
   if (!carried_.contains(fd)) return;
+  if (peers_[carried.peer]->ended) return end_reading(fd, carried);
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) read_socket(fd, carried);
   if (carried_.contains(fd)) watch(fd, carried);
+}
+
+// The peer has ended: our processes still get the bytes that have arrived.
+void Relay::end_connections(std::size_t index) {
+  peers_[index]->ended = true;
+  std::erase_if(mirrors_, [&](const auto& entry) { return entry.second.peer == index; });
+  std::vector<int> fds;
+  for (const auto& [fd, carried] : carried_)
+    if (carried.peer == index) fds.push_back(fd);
+  for (const int fd : fds) {
+    Carried& carried = carried_.at(fd);
+    if (carried.connecting) continue;  // its event follows
+    write_socket(fd, carried);
+    if (carried_.contains(fd)) end_reading(fd, carried);
+  }
+  std::vector<std::uint32_t> tokens;
+  for (const auto& [token, client] : sync_clients_) tokens.push_back(token);
+  for (const std::uint32_t token : tokens) on_synced(index, token);
+}
+
+// Drops a connection to an ended peer once its bytes are with our process.  As with a peer's
+// kernel: an end if the peer's process has sent its end, else a reset.
+void Relay::end_reading(int fd, Carried& carried) {
+  carried.read_end = true;
+  if (peers_[carried.peer]->mux.read(carried.stream).empty())
+    return drop(fd, /*reset_socket=*/!carried.write_end);
+  watch(fd, carried);
 }
 
 void Relay::read_socket(int fd, Carried& carried) {

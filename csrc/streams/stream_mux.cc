@@ -89,6 +89,11 @@ bool StreamMux::finished(StreamId id) const {
 
 bool StreamMux::at_end(StreamId id) const { return finished(id) && read(id).empty(); }
 
+bool StreamMux::has_bytes() const {
+  return std::any_of(streams_.begin(), streams_.end(),
+                     [](const auto& entry) { return !entry.second.out.empty(); });
+}
+
 void StreamMux::sync(std::uint32_t token) {
   const RecordHeader record{RecordType::sync, 0, 0, 0, token, 0};
   if (planted(Mutant::mirror_before_listener))

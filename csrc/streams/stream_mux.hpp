@@ -103,6 +103,8 @@ class StreamMux {
   [[nodiscard]] std::string_view why_lost(const Link& link, TimeNs now, TimeNs timeout) const;
   // Returns true if a record waits for the link.
   [[nodiscard]] bool has_records() const { return !control_.empty() || !turns_.empty(); }
+  // Returns true if bytes of a stream wait, for the link or for credit of the peer.
+  [[nodiscard]] bool has_bytes() const;
   // Handles a record of the peer; take() calls on_record().  `replayed`: for planted bugs.
   [[nodiscard]] bool on_record(std::span<const std::byte> record, bool replayed = false);
   // Stores the next record in `room`, at least as large as a header and a byte, and returns its

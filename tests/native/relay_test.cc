@@ -120,6 +120,7 @@ class Relays : public ::testing::Test {
       options.node = node;
       options.prefix = prefixes_[node];
       options.parent = parents_[node][0];
+      options.peers_may_end = peers_may_end();
       options.link_timeout_ns = 120'000 * ns_per_ms;
       options.peers.push_back(
           {.process = job_.engines[1 - node]->process(), .node = 1 - node, .listeners = {}});
@@ -138,6 +139,7 @@ class Relays : public ::testing::Test {
       if (thread.joinable()) thread.join();
     for (const auto& ends : parents_) ::close(ends[0]);
   }
+  [[nodiscard]] virtual bool peers_may_end() const { return false; }
   // Called in the thread of a relay before it runs.
   virtual void prepare(std::uint32_t /*node*/) {}
   void end_parent(std::uint32_t node) {
@@ -274,6 +276,77 @@ TEST_F(Relays, TheEndOfAParentEndsBothRelays) {
   job_.engines[0]->close(1.0);
   threads_[1].join();
   EXPECT_EQ(outcomes_[1].code(), ErrorCode::peer_closed) << outcomes_[1].message();
+}
+
+TEST_F(Relays, AParentThatEndsDoesNotWaitForAReaderThatStops) {
+  const Socket listener = listen();
+  ASSERT_EQ(sync(0), "ok\n");
+  const Socket client = Socket::to(mirror());
+  const Socket server = accept_from(listener);
+  std::thread writer([&] {  // until the reset
+    const std::string text = text_of(1'000'000);
+    while (::send(client.fd(), text.data(), text.size(), MSG_NOSIGNAL) > 0) continue;
+  });
+  end_parent(1);
+  threads_[1].join();
+  EXPECT_TRUE(outcomes_[1].ok()) << outcomes_[1].message();
+  relays_[1].reset();
+  writer.join();
+}
+
+class RelaysOfACommand : public Relays {
+ protected:
+  [[nodiscard]] bool peers_may_end() const override { return true; }
+};
+
+// The last bytes of a node are in sockets and queues when its relay is told to end.
+TEST_F(RelaysOfACommand, BytesSentBeforeTheEndOfAParentArrive) {
+  const Socket listener = listen();
+  ASSERT_EQ(sync(0), "ok\n");
+  const std::string text = text_of(3'000'000);  // beyond the window of a stream
+  std::string received;
+  std::thread reader;
+  {
+    const Socket client = Socket::to(mirror());
+    ASSERT_TRUE(client.valid());
+    reader = std::thread([&] { received = accept_from(listener).receive(text.size()); });
+    client.send(text);
+  }
+  end_parent(1);
+  threads_[1].join();
+  EXPECT_TRUE(outcomes_[1].ok()) << outcomes_[1].message();
+  reader.join();
+  EXPECT_EQ(received, text);
+}
+
+TEST_F(RelaysOfACommand, ANodeThatIsDoneEndsItsConnectionsAlone) {
+  const Socket listener = listen();
+  ASSERT_EQ(sync(0), "ok\n");
+  const Socket open = Socket::to(mirror());
+  const Socket its_server = accept_from(listener);
+  const std::string text = text_of(3'000'000);
+  std::thread writer([&] {
+    const Socket client = Socket::to(mirror());
+    client.send(text);
+  });
+  const Socket server = accept_from(listener);
+  EXPECT_EQ(server.receive(1), text.substr(0, 1));
+  std::thread end([&] {
+    writer.join();
+    end_parent(1);
+    threads_[1].join();
+    job_.engines[1]->close(10.0);
+  });
+  // The connection that was at its end ends in order, the open one by a reset.
+  EXPECT_EQ(server.receive(text.size() - 1), text.substr(1));
+  EXPECT_EQ(server.read_error(), 0);
+  EXPECT_EQ(its_server.read_error(), ECONNRESET);
+  end.join();
+  EXPECT_TRUE(eventually([&] { return relays_[0]->connections() == 0; }, "no connection is left"));
+  EXPECT_EQ(sync(0), "ok\n");
+  end_parent(0);
+  threads_[0].join();
+  EXPECT_TRUE(outcomes_[0].ok()) << outcomes_[0].message();
 }
 
 // All descriptors of this process up to its limit.

@@ -57,6 +57,13 @@ class Config:
     )
 
     # Control traffic.
+    control: str = option(
+        "rails",
+        "Path of vLLM's own connections between nodes (ZMQ, gloo, TCPStore). `rails`: a relay on "
+        "each node carries them over every NIC, so that the management NIC may die, too; `direct`: "
+        "TCP over the management NIC. Must be the same on every node",
+        choices=("rails", "direct"),
+    )
     control_master: str = option(
         "",
         "Addresses of node 0 at which the relays of a job meet, between commas. Followers try "

@@ -15,6 +15,7 @@ from r2serve.ports.identity import local_address_towards
 from r2serve.ports.info import ProcessInfo
 from r2serve.ports.interfaces import Interface, list_interfaces
 from r2serve.ports.without_netlink import list_interfaces_by_ioctl
+from r2serve.variables import MANAGEMENT
 
 _LOG = logging.getLogger("r2serve.r2ccl")
 VARIABLES = ("VLLM_HOST_IP", "SGLANG_HOST_IP")
@@ -36,13 +37,14 @@ class HostAddressError(ConfigError):
 def control_address(argument: str | None = None) -> str | None:
     """Returns the numeric address of this node for control traffic; None: unknown.
 
-    The first of these counts: ``argument``, ``VLLM_HOST_IP``, ``SGLANG_HOST_IP``, this node's
-    address on the route to ``MASTER_ADDR``. Host names are resolved.
+    The first of these counts: ``argument``, the real address of a node behind a relay,
+    ``VLLM_HOST_IP``, ``SGLANG_HOST_IP``, this node's address on the route to ``MASTER_ADDR``. Host
+    names are resolved.
 
     Raises:
         HostAddressError: names the variable, the value, and the addresses of this node.
     """
-    value = argument or next(filter(None, map(os.environ.get, VARIABLES)), None)
+    value = argument or next(filter(None, map(os.environ.get, (MANAGEMENT, *VARIABLES))), None)
     if value:
         named = (name for name in _NAMES if os.environ.get(name) == value)
         variable = next(named, f"management_address ({', '.join(VARIABLES)})")

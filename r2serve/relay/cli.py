@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import queue
+import select
 import signal
 import sys
 import threading
@@ -22,12 +23,17 @@ from r2serve.errors import ConfigError, R2cclError
 from r2serve.ports.identity import local_address_towards
 from r2serve.ports.info import PortInfo, ProcessInfo
 from r2serve.process import Process, acquire, release
-from r2serve.relay import roster
+from r2serve.relay import parent, roster, wrapped
 from r2serve.relay.meeting import Host, Outcome, join
+from r2serve.variables import MANAGEMENT
 
-FAILED = 70
+FAILED = wrapped.FAILED
 """Exit status after the loss of a peer: the parent must end, too."""
+MARGIN_S = 30.0
+"""Wait for a relay beyond its own limits, for the start of its process."""
 _LOG = logging.getLogger("r2serve.relay")
+PARENT_S = 0.5
+"""Interval of the look at the parent while the relay waits for the other nodes."""
 BACKGROUND_MS = 10
 """Interval of the engine's background thread; the relay's own thread serves traffic."""
 
@@ -53,25 +59,81 @@ BACKGROUND_MS = 10
     show_default=True,
     help="Wait for the other nodes.",
 )
-def command(node: int, nodes: int, master: str, port: int, timeout_s: float) -> None:
+@click.option(
+    "--others-may-end",
+    is_flag=True,
+    help="Go on after another node has ended in good order; always so with COMMAND.",
+)
+@click.argument("argv", metavar="[-- COMMAND…]", nargs=-1, type=click.UNPROCESSED)
+def command(
+    node: int,
+    nodes: int,
+    master: str,
+    port: int,
+    timeout_s: float,
+    others_may_end: bool,
+    argv: tuple[str, ...],
+) -> None:
     """Carry TCP connections between virtual addresses of a job's nodes.
 
-    Started by a process of the node, with a pipe as standard input: the relay ends with its parent.
-    Standard output has a line of JSON once the connections can begin, and a line after a failure.
-    The exit status is 0 after the end of the parent, and 70 after the loss of another node.
+    With COMMAND: runs a plain torch job or torchrun, whose stores and gloo groups then survive the
+    loss of any NIC. The command finds the virtual address of node 0 in MASTER_ADDR and the port in
+    MASTER_PORT. Words of COMMAND may contain {master}, the address of node 0, and {address}, the
+    address of this node. The exit status is the command's, or 70 after the loss of another node.
+
+    Without COMMAND: started by a process of the node, with a pipe as standard input: the relay ends
+    with its parent. Standard output has a line of JSON once the connections can begin, and a line
+    after a failure. The exit status is 0 after the end of the parent, and 70 after the loss of
+    another node.
     """
     # Ends the wait in the core with an exception, so that the peers hear of the end.
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, _end_before_command if argv else _end)
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         config = relay_config(Config.from_env())
         addresses = master_addresses(config.control_master or master)
-        run(config, node, nodes, addresses, port, timeout_s)
+        if argv:
+            sys.exit(run_command(config, node, nodes, addresses, port, timeout_s, argv))
+        run(config, node, nodes, addresses, port, timeout_s, others_may_end)
     except (R2cclError, ConfigError) as error:
         kind = ConfigError if isinstance(error, ConfigError) else type(error)
-        say({"failed": str(error), "error": kind.__name__})
+        if not argv:
+            say({"failed": str(error), "error": kind.__name__})
         click.echo(f"r2serve relay: {error}", err=True)
         sys.exit(FAILED)
+
+
+def run_command(
+    config: Config,
+    node: int,
+    nodes: int,
+    addresses: Sequence[str],
+    port: int,
+    timeout_s: float,
+    argv: Sequence[str],
+) -> int:
+    """Runs a command behind a relay of its own; returns the exit status.
+
+    Raises:
+        R2cclError, ConfigError: the relay did not start, or the command cannot be started.
+    """
+    master = ",".join(addresses)
+    relay = parent.RelayProcess(
+        parent.command(node, nodes, master, port, timeout_s, others_may_end=True)
+    )
+    try:
+        relay.wait_ready(timeout_s + config.connect_timeout_s + MARGIN_S)
+        return wrapped.run(relay, argv, port, management_address(node, addresses))
+    finally:
+        relay.close(config.link_timeout_s + parent.END_S)
+
+
+def management_address(node: int, addresses: Sequence[str]) -> str | None:
+    """Returns the real address of this node for control frames; None: no route to node 0."""
+    given = os.environ.get(MANAGEMENT)
+    if given or node == 0:
+        return given or addresses[0]
+    return local_address_towards(addresses[0])
 
 
 def relay_config(config: Config) -> Config:
@@ -105,7 +167,13 @@ def master_addresses(text: str) -> list[str]:
 
 
 def run(
-    config: Config, node: int, nodes: int, addresses: Sequence[str], port: int, timeout_s: float
+    config: Config,
+    node: int,
+    nodes: int,
+    addresses: Sequence[str],
+    port: int,
+    timeout_s: float,
+    others_may_end: bool,
 ) -> None:
     """Meets the other relays, and carries connections until the parent ends.
 
@@ -113,10 +181,11 @@ def run(
         R2cclError: the start failed, or another node is lost.
         ConfigError: an option is wrong, or the relays do not fit.
     """
-    management = addresses[0] if node == 0 else local_address_towards(addresses[0])
-    process = acquire(config, node, management, share=False)
+    process = acquire(config, node, management_address(node, addresses), share=False)
     late: queue.Queue[tuple[int, ProcessInfo]] = queue.Queue()
     host = None
+    carries = threading.Event()
+    threading.Thread(target=_watch_parent, args=(carries,), daemon=True).start()
     try:
         process.engine.set_label(f"relay of node {node}")
         if node == 0:
@@ -131,8 +200,9 @@ def run(
             outcome = host.gather(timeout_s)
         else:
             outcome = join(addresses, port, node, process.info, timeout_s, process.key)
-        serve(config, node, process, outcome, late)
+        serve(config, node, process, outcome, late, carries, others_may_end)
     finally:
+        carries.set()
         if host is not None:
             host.close()
         release(process)
@@ -144,10 +214,15 @@ def serve(
     process: Process,
     outcome: Outcome,
     late: queue.Queue[tuple[int, ProcessInfo]],
+    carries: threading.Event,
+    others_may_end: bool,
 ) -> None:
     """Connects the links and carries connections until the parent ends.
 
-    ``late``: nodes that join after the start, as the meeting at node 0 tells.
+    Args:
+        late: nodes that join after the start, as the meeting at node 0 tells.
+        carries: set before the core begins to watch the parent.
+        others_may_end: the relay goes on after another node has ended in good order.
     """
     others = {number: info for number, info in outcome.infos.items() if number != node}
     for number, info in others.items():
@@ -163,6 +238,7 @@ def serve(
         ],
         config.link_timeout_s,
         sys.stdin.fileno(),
+        others_may_end,
     )
     address_of = outcome.prefix.removesuffix("0") + "{}"
     known = {node, *others}
@@ -184,8 +260,24 @@ def serve(
     else:
         roster.follow(address_of.format(1), joined)
     address = address_of.format(node + 1)
+    # A supervisor may stop all processes of a unit at once, but the parent ends in good order, and
+    # the relay ends with the parent.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     say({"node": node, "prefix": outcome.prefix, "address": address, "pid": os.getpid()})
+    carries.set()
     relay.run()
+
+
+def _watch_parent(carries: threading.Event) -> None:
+    """Ends this process after its parent, until the core watches the parent."""
+    parent_process = os.getppid()
+    poller = select.poll()
+    poller.register(sys.stdin.fileno(), 0)
+    while not carries.wait(PARENT_S):
+        closed = any(events & select.POLLHUP for _, events in poller.poll(0))
+        if closed or os.getppid() != parent_process:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
 
 
 def _enter(
@@ -223,3 +315,7 @@ def say(what: dict[str, object]) -> None:
 
 def _end(_signal: int, _frame: FrameType | None) -> None:
     sys.exit(0)
+
+
+def _end_before_command(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)  # 0 would mean that the command has succeeded

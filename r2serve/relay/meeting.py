@@ -38,12 +38,22 @@ SILENCE_S = 5.0
 CONNECT_S = 1.0
 """Wait for a connection to an address of node 0."""
 RETRY_S = 0.2
+TELL_S = 15.0
+"""Interval of the log lines about nodes that are missing."""
+STORE_GREETING = b"\x00" + 0x3C85F7CE.to_bytes(4, "little")
+"""First bytes of a client of torch's TCPStore."""
+ZMQ_GREETING_BYTES = 10
+"""Length of the first message of ZMQ, as of a data-parallel engine: 0xFF, 8 bytes, 0x7F."""
 
 _LOG = logging.getLogger("r2serve.relay")
 
 
 class Refused(ConfigError):
     """The other side refuses the meeting for good; the text has the reason."""
+
+
+class NoRelayError(Refused):
+    """The other node uses torch's store at the port of the meeting: it runs without a relay."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +137,19 @@ class _Line:
             if not more:
                 raise ConnectionResetError("the other side closed the connection")
             self._rest += more
+            if _is_of_engine(self._rest):
+                raise NoRelayError(
+                    "it runs without a relay: --distributed-backend and R2CCL_CONTROL must be the "
+                    "same on every node"
+                )
         greeting, _, self._rest = self._rest.partition(b"\n")
         self.peer_challenge = greeting.decode("ascii", "replace")
+
+
+def _is_of_engine(greeting: bytes) -> bool:
+    """Whether a client of an engine greets; the numbers after its greeting may be a line feed."""
+    of_zmq = greeting[:1] == b"\xff" and greeting[ZMQ_GREETING_BYTES - 1 :][:1] == b"\x7f"
+    return of_zmq or greeting.startswith(STORE_GREETING)
 
 
 def _release() -> str:
@@ -210,15 +231,12 @@ class Host:
             ConfigError: a relay does not fit, or no prefix is free on every node.
         """
         with self._changed:
-            complete = self._changed.wait_for(
-                lambda: len(self._joined) == self._nodes - 1 or self._failure, timeout_s
-            )
+            complete = self._wait_for_all(timeout_s)
             if self._failure:
                 raise ConfigError(self._failure)
             if not complete:
-                missing = [n for n in range(1, self._nodes) if n not in self._joined]
                 raise StartupTimeoutError(
-                    f"the relays of nodes {missing} did not arrive within {timeout_s:g} s"
+                    f"the relays of nodes {self._missing()} did not arrive within {timeout_s:g} s"
                 )
             free = [
                 prefix
@@ -233,6 +251,24 @@ class Host:
             self._outcome = Outcome(free[0], {0: self._own, **infos})
             self._changed.notify_all()
             return Outcome(free[0], dict(self._outcome.infos))
+
+    def _missing(self) -> list[int]:
+        return [node for node in range(1, self._nodes) if node not in self._joined]
+
+    def _wait_for_all(self, timeout_s: float) -> bool:
+        """Waits with the lock held; names the missing nodes in the log."""
+        began = time.monotonic()
+        while (left_s := began + timeout_s - time.monotonic()) > 0:
+            if self._changed.wait_for(
+                lambda: not self._missing() or self._failure, min(TELL_S, left_s)
+            ):
+                return True
+            _LOG.warning(
+                "the relays of nodes %s are missing for %.0f s",
+                self._missing(),
+                time.monotonic() - began,
+            )
+        return not self._missing()
 
     def close(self) -> None:
         """Ends the meeting; the listeners are closed."""
@@ -269,10 +305,21 @@ class Host:
                     return
                 while not self._answer(line):
                     line.send({"waits": True})
+            except NoRelayError as error:
+                self._fail_without_relay(f"the node at {remote}: {error}")
             except Refused as error:
                 _LOG.warning("dropped a connection from %s: %s", remote, error)
             except OSError as error:
                 _LOG.info("a connection from %s ended: %s", remote, error)
+
+    def _fail_without_relay(self, text: str) -> None:
+        """Ends the start, unless a key shows that the network is not trusted."""
+        with self._changed:
+            if self._key or self._outcome is not None:
+                _LOG.warning("dropped a connection: %s", text)
+                return
+            self._failure = self._failure or text
+            self._changed.notify_all()
 
     def _join(self, hello: dict[str, Any]) -> str:
         """Enters a relay; returns why it does not fit, or an empty text."""
@@ -290,6 +337,8 @@ class Host:
             known = self._joined.get(node)
             if known is not None and known[0].process != info.process:
                 return f"another relay is node {node} already (host {known[0].host})"
+            if why := self._shares_host(node, info):
+                return why
             if self._outcome is not None and known is None:
                 if self._outcome.prefix not in free:
                     return f"address prefix {self._outcome.prefix} of the job is not free there"
@@ -299,6 +348,17 @@ class Host:
             self._changed.notify_all()
         if late and known is None and self._on_late is not None:
             self._on_late(node, info)
+        return ""
+
+    def _shares_host(self, node: int, info: ProcessInfo) -> str:
+        """Returns why a relay of a host with another relay of the job does not fit."""
+        others = {0: self._own} | {number: known for number, (known, _) in self._joined.items()}
+        for number, other in others.items():
+            if number != node and other.node == info.node:
+                return (
+                    f"nodes {number} and {node} run on one host ({info.host}), which needs no "
+                    "relay: set R2CCL_CONTROL=direct on every node"
+                )
         return ""
 
     def _answer(self, line: _Line) -> bool:
@@ -333,6 +393,7 @@ def join(
     """
     deadline = time.monotonic() + timeout_s
     failures: dict[str, str] = {}
+    tell_at = time.monotonic() + TELL_S
     while True:
         for address in addresses:
             if time.monotonic() >= deadline:
@@ -346,6 +407,10 @@ def join(
                     return _ask(connection, node, own, key, free, deadline)
             except OSError as error:
                 failures[address] = error.strerror or str(error)
+        if time.monotonic() >= tell_at:
+            tell_at = time.monotonic() + TELL_S
+            text = "; ".join(f"{at}: {why}" for at, why in failures.items())
+            _LOG.warning("no meeting with the relay of node 0 at port %d so far (%s)", port, text)
         time.sleep(RETRY_S)
 
 

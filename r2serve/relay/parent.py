@@ -12,6 +12,7 @@ from typing import Any
 
 from r2serve import errors
 from r2serve.errors import ConfigError, PeerLostError, R2cclError, StartupTimeoutError
+from r2serve.forks import close_in_children
 
 END_S = 10.0
 """Wait for a relay that was told to end; the other nodes hear of the end meanwhile."""
@@ -21,11 +22,27 @@ Failure = R2cclError | ConfigError
 _LOG = logging.getLogger("r2serve.relay")
 
 
-def command(node: int, nodes: int, master: str, port: int) -> list[str]:
-    """Returns the command of a relay; ``master``: addresses of node 0 between commas."""
+def command(
+    node: int,
+    nodes: int,
+    master: str,
+    port: int,
+    timeout_s: float | None = None,
+    *,
+    others_may_end: bool = False,
+) -> list[str]:
+    """Returns the command of a relay.
+
+    Args:
+        master: addresses of node 0 between commas.
+        timeout_s: wait for the other nodes; None: the default of the command.
+        others_may_end: the relay goes on after another node has ended in good order.
+    """
     program = [sys.executable, "-c", "from r2serve.cli import main; main()"]
     place = ["--node", str(node), "--nodes", str(nodes)]
-    return [*program, "relay", *place, "--master", master, "--port", str(port)]
+    wait = [] if timeout_s is None else ["--timeout-s", f"{timeout_s:g}"]
+    ends = ["--others-may-end"] if others_may_end else []
+    return [*program, "relay", *place, "--master", master, "--port", str(port), *wait, *ends]
 
 
 class RelayProcess:
@@ -36,10 +53,12 @@ class RelayProcess:
         self._process = subprocess.Popen(
             list(argv),
             env=None if env is None else dict(env),
+            bufsize=0,  # a buffer would have a lock, and a forked child closes the pipes
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
+        close_in_children(self)
         self._changed = threading.Condition()
         self._ready: dict[str, Any] | None = None
         self._error: Failure | None = None
@@ -95,8 +114,12 @@ class RelayProcess:
         """Tells the relay that the engine has started: new listeners are rare from now on."""
         self._tell(b"up\n")
 
-    def close(self) -> None:
-        """Ends the relay; the relays of the other nodes end, too."""
+    def close(self, within_s: float = END_S) -> None:
+        """Ends the relay, after the last bytes of this node; the other nodes hear of the end.
+
+        Args:
+            within_s: limit in seconds; the relay is killed then.
+        """
         with self._changed:
             self._closing = True
         assert self._process.stdin is not None
@@ -105,11 +128,17 @@ class RelayProcess:
         except BrokenPipeError:
             _LOG.debug("the relay has ended already")
         try:
-            self._process.wait(END_S)
+            self._process.wait(within_s)
         except subprocess.TimeoutExpired:
-            _LOG.warning("the relay did not end within %g s and is killed", END_S)
+            _LOG.warning("the relay did not end within %g s and is killed", within_s)
             self._process.kill()
             self._process.wait()
+
+    def left_behind(self) -> None:
+        """Closes the pipes in a forked child: only the parent's end of a pipe keeps the relay."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
 
     def _known(self) -> dict[str, Any]:
         if self._ready is None:
@@ -120,7 +149,6 @@ class RelayProcess:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(line)
-            self._process.stdin.flush()
         except BrokenPipeError:
             _LOG.debug("the relay has ended already")
 
@@ -128,7 +156,11 @@ class RelayProcess:
         assert self._process.stdout is not None
         error: Failure | None = None
         for line in self._process.stdout:
-            said = json.loads(line)
+            try:
+                said = json.loads(line)
+            except ValueError:  # a preloaded library may print, too
+                _LOG.warning("the relay printed: %r", line)
+                continue
             if "failed" in said:
                 error = _typed(str(said.get("error")), str(said["failed"]))
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from r2serve.lab.nodes import Node
 
 R2SERVE = Path(sys.executable).with_name("r2serve")
 TALK = Path(__file__).parent / "workers" / "relay_talk.py"
+TORCH = TALK.with_name("relay_torch.py")
 MASTERS = "10.77.0.1,10.77.1.1,10.77.2.1"
 FAILED = 70
 
@@ -110,6 +112,17 @@ def start_relay(lab: Lab, start: Start, node: int, env: dict[str, str] | None = 
     return start(lab.nodes[node], *command, env=env)
 
 
+def start_jobs(lab: Lab, start: Start) -> list[Talker]:
+    """Starts a torch job behind relays: a rank on each node."""
+    jobs = []
+    for node in (0, 1):
+        arguments = ["--nodes", "2", "--master", "10.77.0.1", "--port", "29500"]
+        command = [str(R2SERVE), "relay", "--node", str(node), *arguments]
+        env = {"RANK": str(node), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+        jobs.append(start(lab.nodes[node], *command, "--", sys.executable, str(TORCH), env=env))
+    return jobs
+
+
 def start_relays(lab: Lab, start: Start) -> list[Talker]:
     return [start_relay(lab, start, node) for node in (0, 1)]
 
@@ -195,6 +208,20 @@ def test_a_relay_ends_with_its_parent_and_tells_the_other_node(pair: Lab, start:
     assert ended(relays[1].process, "relay 1", 30) == FAILED
 
 
+def test_a_stop_of_all_processes_of_a_unit_leaves_the_relay_to_its_parent(
+    pair: Lab, start: Start
+) -> None:
+    relays = start_relays(pair, start)
+    [prefix, _] = [relay.hear("prefix")["prefix"] for relay in relays]
+    asking = start_talk(pair, start, prefix)
+    asking.go_on(1)
+    relays[0].process.send_signal(signal.SIGTERM)
+    asking.go_on(5)
+    assert relays[0].process.poll() is None
+    relays[0].close_stdin()
+    assert ended(relays[0].process, "relay 0", 30) == 0
+
+
 def test_a_pre_shared_key_must_be_the_same(pair: Lab, start: Start, tmp_path: Path) -> None:
     for node, key in enumerate((b"a" * 32, b"b" * 32)):
         path = tmp_path / f"key{node}"
@@ -206,3 +233,37 @@ def test_a_pre_shared_key_must_be_the_same(pair: Lab, start: Start, tmp_path: Pa
     ]
     assert "R2CCL_SECRET_FILE" in relays[1].hear("failed")["failed"]
     assert ended(relays[1].process, "relay 1", 30) == FAILED
+
+
+def test_a_relay_that_waits_for_other_nodes_ends_with_its_parent(pair: Lab, start: Start) -> None:
+    relay = start_relay(pair, start, 0)
+    other = start_relay(pair, start, 1, {"R2CCL_CONTROL_MASTER": "10.77.1.9"})
+    for each in (relay, other):
+        each.close_stdin()
+        assert ended(each.process, "a relay without a parent", 30) == 0
+
+
+def test_a_torch_job_survives_the_loss_of_the_management_nic(
+    pair: Lab, start: Start, show: Callable[[str], None]
+) -> None:
+    """Stores and gloo groups of `r2serve relay -- COMMAND`, over all NICs but one."""
+    jobs = start_jobs(pair, start)
+    jobs[0].go_on(2)
+    cut_management(pair, 0)
+    jobs[0].go_on(2)
+    pair.black_hole(1, 0)
+    jobs[0].go_on(2)
+    pair.heal(1, 0)
+    jobs[0].say("end")
+    for job in jobs:
+        end = job.hear("end")
+        show(f"{end['end']} rounds, the worst took {end['worst_ms']} ms")
+    for node, job in enumerate(jobs):
+        assert ended(job.process, f"job {node}", 30) == 0
+
+
+def test_a_torch_job_ends_with_a_lost_node(pair: Lab, start: Start) -> None:
+    jobs = start_jobs(pair, start)
+    jobs[0].go_on(1)
+    pair.nodes[1].kill_all()
+    assert ended(jobs[0].process, "job 0", 30) == FAILED

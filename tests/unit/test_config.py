@@ -45,6 +45,7 @@ SAMPLES = {
     "node": "per-rank",
     "management": "eth0",
     "ports": "40000-40050",
+    "control": "direct",
     "control_master": "10.0.0.1,10.0.1.1",
     "resilience": "off",
     "fallback": "off",

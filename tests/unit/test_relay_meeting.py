@@ -6,12 +6,14 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import TCPStore
 
 from r2serve.config import Config
 from r2serve.errors import ConfigError, R2cclError, StartupTimeoutError
@@ -188,6 +190,81 @@ def test_strangers_do_not_end_the_meeting(host: Make) -> None:
                 pass
     other = Joining(own.port, 1)
     assert own.gather(LONG_S) == other.done().outcome
+
+
+def test_two_nodes_of_one_host_are_refused(host: Make) -> None:
+    own = host(3)
+    waiting = Joining(own.port, 1)
+    with own._changed:
+        assert own._changed.wait_for(lambda: own._joined, LONG_S)
+    for node, neighbour in ((0, info(1)), (1, info(2))):
+        error = Joining(own.port, 2, own=replace(info(3), node=neighbour.node)).done().error
+        assert f"nodes {node} and 2 run on one host (host-3)" in str(error)
+        assert "R2CCL_CONTROL=direct" in str(error)
+    Joining(own.port, 2)
+    assert own.gather(LONG_S) == waiting.done().outcome
+
+
+def store_client(port: int) -> threading.Thread:
+    """Starts a client of torch's store, as a node without a relay does."""
+
+    def connect() -> None:
+        with suppress(RuntimeError):
+            TCPStore("127.0.0.1", port, 2, False, timedelta(seconds=1))
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_node_without_a_relay_ends_the_start(host: Make) -> None:
+    own = host(3)
+    waiting = Joining(own.port, 1)
+    client = store_client(own.port)
+    text = "the node at 127.0.0.1: it runs without a relay: .*R2CCL_CONTROL must be the same"
+    with pytest.raises(ConfigError, match=text):
+        own.gather(LONG_S)
+    assert "it runs without a relay" in str(waiting.done().error)
+    client.join(LONG_S)
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        b"\xff\0\0\0\0\0\0\0\x03\x7f",  # of ZMQ, with an identity of two bytes
+        meeting.STORE_GREETING + b"\x0d\x0a\0\0\0",  # a line feed is in the next message
+    ],
+)
+def test_every_client_of_an_engine_ends_the_start(host: Make, greeting: bytes) -> None:
+    own = host(2)
+    with socket.create_connection(("127.0.0.1", own.port)) as client:
+        client.sendall(greeting)
+        with pytest.raises(ConfigError, match="it runs without a relay"):
+            own.gather(LONG_S)
+
+
+def test_a_stranger_ends_no_start_of_a_job_with_a_key(host: Make) -> None:
+    own = host(2, b"k" * 32)
+    store_client(own.port).join(LONG_S)
+    other = Joining(own.port, 1, b"k" * 32)
+    assert own.gather(LONG_S) == other.done().outcome
+
+
+def test_missing_nodes_are_told(
+    host: Make, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
+) -> None:
+    monkeypatch.setattr(meeting, "TELL_S", 0.05)
+    own = host(3)
+    waiting = Joining(own.port, 1)
+    with own._changed:
+        assert own._changed.wait_for(lambda: own._joined, LONG_S)
+    with pytest.raises(StartupTimeoutError, match=r"relays of nodes \[2\] did not arrive"):
+        own.gather(0.3)
+    assert any("the relays of nodes [2] are missing for" in line for line in said())
+    with pytest.raises(StartupTimeoutError):
+        join(["127.0.0.1"], 1, 1, info(2), 0.5, free=all_free)
+    assert any("no meeting with the relay of node 0 at port 1 so far" in line for line in said())
+    assert waiting.is_alive()
 
 
 def test_no_master_ends_in_an_error_with_each_address() -> None:

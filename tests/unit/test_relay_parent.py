@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -40,6 +43,12 @@ def test_a_ready_relay_tells_its_address(start: Start) -> None:
     relay.wait_ready(LONG_S)
     assert (relay.node, relay.prefix, relay.address) == (1, "127.7.8.0", "127.7.8.2")
     assert relay.address_of(0) == "127.7.8.1"
+
+
+def test_other_lines_of_the_relay_are_passed_over(start: Start) -> None:
+    relay = start("print('a banner', flush=True)" + READY + "sys.stdin.read()")
+    relay.wait_ready(LONG_S)
+    assert relay.node == 1
 
 
 def test_the_relay_ends_with_the_pipe_and_hears_of_the_start(start: Start) -> None:
@@ -88,3 +97,20 @@ def test_the_command_names_the_place_of_the_node() -> None:
     assert " ".join(argv[3:]) == (
         "relay --node 1 --nodes 2 --master 10.0.0.1,10.0.1.1 --port 29500"
     )
+    assert command(1, 2, "10.0.0.1", 1, 30.0)[-2:] == ["--timeout-s", "30"]
+    assert command(1, 2, "10.0.0.1", 1, others_may_end=True)[-1] == "--others-may-end"
+
+
+def test_a_forked_child_does_not_keep_the_relay(start: Start) -> None:
+    relay = start(READY + "sys.stdin.read()")
+    relay.wait_ready(LONG_S)
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+        os._exit(0)
+    try:
+        relay.close()
+        assert relay._process.returncode == 0, "the child kept the pipe"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

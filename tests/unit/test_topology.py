@@ -20,6 +20,7 @@ from r2serve.ports.info import PortInfo, ProcessInfo, pair_secret
 from r2serve.ports.interfaces import Interface
 from r2serve.ports.pairing import pair_ports, rails_between, why_tcp
 from r2serve.process import Process
+from r2serve.variables import MANAGEMENT
 
 
 def info(process: int, node: str, ports: int, *, control: bool = False) -> ProcessInfo:
@@ -205,6 +206,10 @@ def test_control_traffic_uses_the_engines_variable_or_the_route_to_the_master(
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     assert control_address("127.0.0.1") == "127.0.0.1"
     assert control_address() == "10.0.0.1"
+    monkeypatch.setenv("VLLM_HOST_IP", "127.7.8.1")  # virtual, behind a relay
+    monkeypatch.setenv(MANAGEMENT, "10.0.0.1")
+    assert control_address() == "10.0.0.1"
+    monkeypatch.delenv(MANAGEMENT)
     monkeypatch.delenv("VLLM_HOST_IP")
     monkeypatch.setenv("SGLANG_HOST_IP", "10.0.0.1")
     assert control_address() == "10.0.0.1"
@@ -262,6 +267,9 @@ def test_the_engines_address_variable_takes_precedence(monkeypatch) -> None:
     monkeypatch.setattr(host_address, "_found_address", lambda: "10.1.1.1")
     monkeypatch.setenv("VLLM_HOST_IP", "10.9.9.9")
     assert host_address.host_address() == host_address.named_address() == "10.9.9.9"
+    monkeypatch.setenv(MANAGEMENT, "10.0.0.2")  # VLLM_HOST_IP is virtual behind a relay
+    assert host_address.host_address() == "10.0.0.2"
+    monkeypatch.delenv(MANAGEMENT)
     monkeypatch.setenv("VLLM_HOST_IP", "")
     assert host_address.named_address() is None
     assert host_address.host_address() == "10.1.1.1"

@@ -269,6 +269,39 @@ ROWS = (
         Accepts("torch.cuda.CUDAGraph.replay", "self"),
     ),
     _row(
+        "ProcessGroupGloo",
+        "behind a relay, replaced by a subclass whose device listens at the node's virtual "
+        "address; torch's private class _Options has no facts, so a unit test constructs it",
+        "gloo takes the address of its listener from the environment",
+        Subclass(f"{_C10D}.ProcessGroupGloo"),
+        Accepts(f"{_C10D}.ProcessGroupGloo.create_device", "hostname=, lazy_init="),
+        Accepts("torch.distributed.is_available", ""),
+        Accepts("torch.distributed.is_gloo_available", ""),
+        Says(
+            "file:torch/include/torch/csrc/distributed/c10d/ProcessGroupGloo.hpp",
+            ("std::vector<std::shared_ptr<::gloo::transport::Device>> devices;",),
+        ),
+    ),
+    _row(
+        "_new_process_group_helper constructs ProcessGroupGloo",
+        "the replaced name takes effect; torch 2.14 and 2.15 construct the class elsewhere, where "
+        "r2serve does not replace it so far",
+        "the place of torch 2.14 is replaced, too",
+        InOrder(f"{_C10D}._new_process_group_helper", ("Backend.GLOO", "ProcessGroupGloo")),
+        releases=("2.13.0",),
+    ),
+    _row(
+        "TCPStore, as a master",
+        "behind a relay, replaced by a subclass that listens at the node's virtual address",
+        "a TCPStore listens at its host_name only",
+        Subclass("torch.distributed.TCPStore"),
+        Accepts(
+            "torch.distributed.TCPStore.__init__",
+            "self, host_name, port, world_size, is_master, master_listen_fd=",
+        ),
+        InOrder("torch.distributed.rendezvous._create_c10d_store", ("TCPStore", "is_master=")),
+    ),
+    _row(
         "a pass of Inductor",
         "base class of vLLM's passes, and so of r2serve's pass; a separate row, because facts "
         "about vLLM exclude torch",

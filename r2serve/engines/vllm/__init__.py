@@ -7,7 +7,10 @@ without the flag. So this module imports torch, the core or vLLM only inside fun
 from __future__ import annotations
 
 import logging
+import os
 from importlib.metadata import EntryPoint, entry_points
+
+from r2serve.variables import RELAY
 
 _LOG = logging.getLogger(__name__)
 _GROUP = "vllm.platform_plugins"
@@ -27,6 +30,12 @@ def register() -> str | None:
     from r2serve.engines.vllm import classes, exit_status
 
     exit_status.hear_deaths()
+    if os.environ.get(RELAY):
+        # vLLM makes groups of a data-parallel engine before it calls general plugins.
+        from r2serve.relay import client, torch_seams
+
+        if (carried := client.Carried.here()) is not None:
+            torch_seams.apply(carried)
     picked = [name for probe in builtin_platform_plugins.values() if (name := probe()) is not None]
     if len(picked) != 1:
         return None
@@ -43,6 +52,14 @@ def register() -> str | None:
         )
         return None
     return ours
+
+
+def join_relay() -> None:
+    """Moves listeners to virtual addresses if the node has a relay; see ``control.join``."""
+    if os.environ.get(RELAY):
+        from r2serve.engines.vllm import control
+
+        control.join()
 
 
 def _active_rival() -> str | None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from r2serve.config import options
 from r2serve.engines.flag import CHOICES, SPANS_VARIABLE, VARIABLE
 from r2serve.errors import ConfigError
+from r2serve.variables import MANAGEMENT, RELAY
 
 WORKERS_VARIABLE = "R2SERVE_WORKERS_PER_NODE"
 SECTION = "r2serve"
@@ -21,6 +22,8 @@ CARRIED = (
     VARIABLE,
     WORKERS_VARIABLE,
     SPANS_VARIABLE,
+    RELAY,
+    MANAGEMENT,
     *(option.variable for option in options()),
 )
 

@@ -8,6 +8,7 @@ deliver the error and then exits; between two calls there is nothing to deliver.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import multiprocessing.util
@@ -16,6 +17,9 @@ import signal
 import sys
 import threading
 
+import psutil
+
+from r2serve.engines import flag
 from r2serve.engines.vllm.exit_status import EXIT_STATUS, report
 
 _LOG = logging.getLogger(__name__)
@@ -23,6 +27,9 @@ _LOG = logging.getLogger(__name__)
 DELIVERY_S = 2.0  # seconds for the output rank's error to reach the clients
 CLEANUP_S = 10.0  # seconds for the worker's own shutdown before a forced exit
 IDLE_CLEANUP_S = 2.0  # the same between two calls
+LEAVE_S = 1.0  # seconds for the API server to answer its clients after the end of its engine
+API_SERVER = "ApiServer"
+"""Start of the name of vLLM's processes that answer clients."""
 
 _lock = threading.Lock()
 _arranged = False
@@ -55,6 +62,42 @@ def end_worker_now(error: BaseException) -> None:
         )
         report(f"{type(error).__name__}: {error}")
         _ask_main_thread(IDLE_CLEANUP_S)
+
+
+def end_engine(reason: str) -> None:
+    """Ends the engine from its first process, after a failure outside the workers.
+
+    The API servers hear of the end of the engine's processes, and answer their clients. The first
+    process of a command line then ends with a status; a program with ``vllm.LLM`` gets an
+    exception.
+    """
+    _kill_children(spare=API_SERVER)
+    if flag.of_command_line:
+        _after(LEAVE_S, lambda: _leave_engine(reason))
+
+
+def _leave_engine(reason: str) -> None:
+    _LOG.critical("exit status %d: %s", EXIT_STATUS, reason)
+    _kill_children()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_STATUS)
+
+
+def _kill_children(spare: str = "") -> None:
+    """Kills the processes that this process has started by multiprocessing, with descendants.
+
+    Python's trackers stay: they remove the shared memory of killed processes.
+    """
+    for child in multiprocessing.active_children():
+        if child.pid is None or (spare and child.name.startswith(spare)):
+            continue
+        with contextlib.suppress(psutil.Error):
+            for each in psutil.Process(child.pid).children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if not any("resource_tracker" in word for word in each.cmdline()):
+                        each.kill()
+        child.kill()
 
 
 def _arranges() -> bool:

@@ -8,10 +8,15 @@ from __future__ import annotations
 import functools
 import os
 
+from r2serve.variables import MANAGEMENT
+
 
 def named_address() -> str | None:
-    """Returns the address in ``VLLM_HOST_IP``; None: vLLM chooses an address."""
-    return os.environ.get("VLLM_HOST_IP") or None
+    """Returns the real address of this node, else ``VLLM_HOST_IP``; None: vLLM chooses an address.
+
+    Behind a relay ``VLLM_HOST_IP`` is a virtual address.
+    """
+    return os.environ.get(MANAGEMENT) or os.environ.get("VLLM_HOST_IP") or None
 
 
 def host_address() -> str | None:

@@ -1,10 +1,11 @@
 """The complete list of this plugin's changes to vLLM: seams, and replacements of classes.
 
-The plugin patches nothing in vLLM, but uses vLLM's own seams. :data:`ROWS` has a row for each
-seam: purpose, condition for removal, and expectations of a release. Tests compare every row with
-facts from the sources of every supported release, 0.32 and 0.33.
-``tests/engines/contracts/README.md`` has the table of seams and releases. This module imports
-nothing from vLLM.
+The plugin uses vLLM's own seams, with two exceptions: behind a relay it replaces torch's TCPStore
+in a module of vLLM, and the function ``get_ip`` in two modules
+(:mod:`r2serve.engines.vllm.patches_control`). :data:`ROWS` has a row for each seam: purpose,
+condition for removal, and expectations of a release. Tests compare every row with facts from the
+sources of every supported release, 0.32 and 0.33. ``tests/engines/contracts/README.md`` has the
+table of seams and releases. This module imports nothing from vLLM.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from r2serve.engines.vllm.classes import (
 )
 from r2serve.engines.vllm.exit_status import DEATH, DEATHS
 from r2serve.engines.vllm.patches_collectives import COMMUNICATOR_ROWS, FUSION_ROWS
+from r2serve.engines.vllm.patches_control import CONTROL_ROWS
 from r2serve.seams import (
     Accepts,
     Has,
@@ -349,5 +351,5 @@ _WORKER_ROWS = (
     ),
 )
 
-ROWS = (*_PLATFORM_ROWS, *COMMUNICATOR_ROWS, *_WORKER_ROWS, *FUSION_ROWS)
+ROWS = (*_PLATFORM_ROWS, *COMMUNICATOR_ROWS, *_WORKER_ROWS, *FUSION_ROWS, *CONTROL_ROWS)
 """All rows, in the order of the table."""

@@ -73,6 +73,9 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
                             from r2serve.engines.vllm import fusion_range
 
                             fusion_range.split(vllm_config, Config.from_env())
+                    from r2serve.engines.vllm import control
+
+                    control.carry(vllm_config)
                 _note_in(vllm_config)
                 _follow_steps(vllm_config.parallel_config)
                 exit_status.listen_once()

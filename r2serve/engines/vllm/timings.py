@@ -22,6 +22,7 @@ from r2serve.engines import flag
 from r2serve.errors import ConfigError
 from r2serve.observe import files
 from r2serve.observe.request_log import LONGEST_NAME, RequestLog
+from r2serve.variables import RELAY
 
 _LOG = logging.getLogger(__name__)
 
@@ -68,7 +69,11 @@ class RequestTimings(StatLoggerBase):  # type: ignore[misc]
             self._log = None
 
     def log_engine_initialized(self) -> None:
-        """Required by the interface; does nothing."""
+        """Tells the relay of this node that the engine is up."""
+        if os.environ.get(RELAY):
+            from r2serve.engines.vllm import control
+
+            control.started()
 
 
 def _line(ended: Any) -> dict[str, Any]:

@@ -1,0 +1,152 @@
+"""`r2serve relay -- COMMAND`: environment, exit status, and the end with the relay."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from timely import timely
+
+from r2serve.errors import ConfigError
+from r2serve.relay import wrapped
+from r2serve.relay.client import Carried
+from r2serve.relay.parent import RelayProcess
+from r2serve.variables import MANAGEMENT, RELAY
+
+LONG_S = 60.0
+HERE = Carried("127.7.8.0", 1)
+READY = """
+import json, sys, time
+def say(**what): print(json.dumps(what), flush=True)
+say(node=1, prefix="127.7.8.0", address="127.7.8.2", pid=1)
+"""
+Start = Callable[[str], RelayProcess]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Returns a function that starts a program in place of a relay, and waits until it is ready."""
+    with ExitStack() as stack:
+
+        def made(program: str) -> RelayProcess:
+            relay = RelayProcess([sys.executable, "-c", READY + program])
+            stack.callback(relay.close)
+            relay.wait_ready(LONG_S)
+            return relay
+
+        yield made
+
+
+def is_zombie(number: int) -> bool:
+    return psutil.Process(number).status() == psutil.STATUS_ZOMBIE
+
+
+def run(relay: RelayProcess, code: str) -> int:
+    return wrapped.run(relay, [sys.executable, "-c", code], 29500, "10.0.0.2")
+
+
+def test_the_command_gets_virtual_addresses() -> None:
+    env = wrapped.environment(HERE, 29500, {"PYTHONPATH": "/a", "X": "1"}, "10.0.0.2")
+    assert env.pop("PYTHONPATH") == f"{wrapped.IN_COMMAND}:/a"
+    assert env == {
+        "X": "1",
+        RELAY: "127.7.8.0/1",
+        MANAGEMENT: "10.0.0.2",
+        "MASTER_ADDR": "127.7.8.1",
+        "MASTER_PORT": "29500",
+    }
+    words = ["torchrun", "--master-addr={master}", "{address}", "{other}"]
+    assert wrapped.filled(words, HERE) == [
+        "torchrun",
+        "--master-addr=127.7.8.1",
+        "127.7.8.2",
+        "{other}",
+    ]
+
+
+def test_the_status_is_that_of_the_command(start: Start) -> None:
+    relay = start("sys.stdin.read()")
+    assert run(relay, "raise SystemExit(7)") == 7
+    assert run(relay, "import os; os.kill(os.getpid(), 9)") == 128 + signal.SIGKILL
+    with pytest.raises(ConfigError, match=r"COMMAND: /no/such: No such file"):
+        wrapped.run(relay, ["/no/such"], 29500, None)
+
+
+def test_the_command_ends_with_the_relay(start: Start) -> None:
+    relay = start("sys.stdin.readline(); say(failed='no rail', error='PeerLostError')")
+    relay.started()
+    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+    assert run(relay, stubborn) == wrapped.FAILED
+
+
+def test_processes_of_a_command_that_ends_at_once_are_killed(start: Start, tmp_path: Path) -> None:
+    relay = start("sys.stdin.readline(); say(failed='no rail', error='PeerLostError')")
+    told = tmp_path / "number"
+    child = (
+        "import os, pathlib, signal, time; signal.signal(15, signal.SIG_IGN); "
+        f"pathlib.Path({str(told)!r}).write_text(str(os.getpid())); time.sleep(600)"
+    )
+    code = f"""
+import pathlib, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", {child!r}])
+time.sleep(600)
+"""
+
+    def lose() -> None:
+        while not told.exists() or not told.read_text():
+            time.sleep(0.01)
+        relay.started()
+
+    losing = threading.Thread(target=lose)
+    losing.start()
+    assert run(relay, code) == wrapped.FAILED
+    losing.join()
+    number = int(told.read_text())
+    timely(lambda: not psutil.pid_exists(number) or is_zombie(number), "the end of the child")
+
+
+def test_a_signal_before_the_command_has_started_reaches_it(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay = start("sys.stdin.read()")
+    real = subprocess.Popen
+
+    def popen(*args: Any, **options: Any) -> Any:
+        made = real(*args, **options)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return made
+
+    monkeypatch.setattr(wrapped.subprocess, "Popen", popen)
+    assert run(relay, "import time; time.sleep(600)") == 128 + signal.SIGTERM
+
+
+def test_torch_in_the_command_listens_at_the_virtual_address(tmp_path: Path) -> None:
+    """A sitecustomize of the environment runs, too, and a process without torch pays nothing."""
+    (tmp_path / "sitecustomize.py").write_text("import os; os.environ['NEXT'] = 'ran'\n")
+    env = wrapped.environment(HERE, 29500, {"PYTHONPATH": str(tmp_path)}, None)
+
+    def told(code: str) -> list[str]:
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    names = "print(torch.distributed.TCPStore.__module__, os.environ['NEXT'])"
+    assert told(f"import os, torch.distributed; {names}") == [
+        "r2serve.relay.torch_seams",
+        "ran",
+    ]
+    assert told(f"import os, torch; {names}") == ["r2serve.relay.torch_seams", "ran"]
+    assert told("import sys; print('torch' in sys.modules, 'r2serve' in sys.modules)") == [
+        "False",
+        "False",
+    ]

@@ -105,6 +105,22 @@ void Link::start(TimeNs now) {
   }
 }
 
+// Drops unsent notices about an epoch before the next one: a notice carries the rail's epoch at
+// send time, and would take down the new epoch.  That a drill has ended the old epoch is still
+// told.
+void Link::drop_notices(RailId id) {
+  const std::uint64_t bit = std::uint64_t{1} << id;
+  bool unsent = false;
+  for (Rail& other : rails_) {
+    unsent = unsent || (other.control.notices & bit) != 0;
+    other.control.notices &= ~bit;
+  }
+  Rail& rail = rails_[id];
+  if (!unsent || !rail.ended_by_drill()) return;
+  rail.notices.owed = rail.epoch;
+  each_usable([&](RailId, Rail& other) { other.control.drills |= bit; });
+}
+
 bool Link::rail_established(RailId id, Epoch epoch, TimeNs now) {
   Rail& rail = rails_[id];
   if (rail.state != RailState::connecting || epoch <= rail.epoch || epoch <= rail.own_fenced)
@@ -114,6 +130,7 @@ bool Link::rail_established(RailId id, Epoch epoch, TimeNs now) {
     conclude(id);
   }
   rail.verdict = Verdict::none;
+  drop_notices(id);
   rail.epoch = epoch;
   // Lower epochs cannot open any more on either side, so all count as fenced.
   rail.own_fenced = rail.peer_fenced = epoch - 1;
@@ -128,9 +145,6 @@ bool Link::rail_established(RailId id, Epoch epoch, TimeNs now) {
   rail.control.addresses = announced_;
   rail.path.last_rx = rail.path.last_tx = rail.reconnect.probation_since = now;
   rail.reconnect.probation = 0;
-  // Drop unsent notices about the old epoch: a notice carries the rail's epoch at send time, and
-  // would take down the new epoch.
-  for (Rail& other : rails_) other.control.notices &= ~(std::uint64_t{1} << id);
   ++rail.counters.epochs;
   assert(rail.path.attempts.empty());
   move(id, RailState::probation, RailCause::none, now);

@@ -272,6 +272,7 @@ class Link {
     bool injected = false;  // a fault is injected into our end
     RailCounters counters;
     [[nodiscard]] bool carries_data() const { return kind != RailKind::control; }
+    [[nodiscard]] bool ended_by_drill() const { return injected || cause == RailCause::injected; }
     [[nodiscard]] bool one_sided() const { return kind == RailKind::verbs; }
   };
   struct Replay {
@@ -403,6 +404,7 @@ class Link {
   [[nodiscard]] bool others_advanced_since(RailId rail, TimeNs since) const;
   [[nodiscard]] TimeNs ack_deadline(const Rail& rail) const;
   void repeat_notices(TimeNs now);
+  void drop_notices(RailId rail);
   void repeat_acks(TimeNs now);
   void probe(RailId rail, std::uint32_t bytes);
 

@@ -323,12 +323,14 @@ bool Link::names_an_epoch(const FrameHeader& header) const {
 void Link::on_rail_down(const FrameHeader& header, TimeNs now) {
   const auto about = static_cast<RailId>(header.number);
   Rail& rail = rails_[about];
+  if (header.epoch == rail.epoch) rail_failed(about, header.epoch, RailCause::peer_notice, now);
+  // The news of a drill may come after the start of the next epoch.
+  if ((header.flags & frame_flag::injected) != 0 && header.epoch > rail.notices.injected &&
+      header.epoch <= rail.epoch) {
+    rail.notices.injected = header.epoch;
+    if (observer_ != nullptr) observer_->on_injected(about);
+  }
   if (header.epoch == rail.epoch) {
-    rail_failed(about, header.epoch, RailCause::peer_notice, now);
-    if ((header.flags & frame_flag::injected) != 0 && rail.notices.injected != header.epoch) {
-      rail.notices.injected = header.epoch;
-      if (observer_ != nullptr) observer_->on_injected(about);
-    }
     const auto port =
         static_cast<PortEvidence>(header.flags & static_cast<std::uint8_t>(~frame_flag::injected));
     if (port != PortEvidence::unknown) {

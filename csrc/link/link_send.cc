@@ -135,10 +135,15 @@ bool Link::next_control(RailId id, OutFrame& frame, TimeNs now) {
     const RailId about = take_rail(control.notices);
     header.type = FrameType::rail_down;
     header.flags = static_cast<std::uint8_t>(rails_[about].findings.own);
-    if (rails_[about].injected || rails_[about].cause == RailCause::injected)
-      header.flags |= frame_flag::injected;
+    if (rails_[about].ended_by_drill()) header.flags |= frame_flag::injected;
     header.number = about;
     header.epoch = rails_[about].epoch;
+  } else if (control.drills != 0) {
+    const RailId about = take_rail(control.drills);
+    header.type = FrameType::rail_down;
+    header.flags = frame_flag::injected;
+    header.number = about;
+    header.epoch = rails_[about].notices.owed;
   } else if (control.fenced != 0) {
     const RailId about = take_rail(control.fenced);
     header.type = FrameType::fenced;

@@ -109,6 +109,7 @@ struct RailNotices {
   Endpoint address;                    // listen address announced to the peer
   std::uint32_t address_sequence = 0;  // last announcement, ours or the peer's; 0: none
   std::uint32_t injected = 0;          // last epoch that the peer's tests or drills ended; 0: none
+  std::uint32_t owed = 0;  // epoch that our tests or drills ended, told in a later epoch
 };
 
 }  // namespace r2ccl

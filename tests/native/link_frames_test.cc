@@ -268,6 +268,33 @@ TEST(LinkFrames, ThePeerLearnsOnceThatADrillTookARailDown) {
   }
 }
 
+// A drill may break the transport for a moment: both ends notice, and the rail is open again before
+// the notice has been sent, or read.
+TEST(LinkFrames, ThePeerLearnsOfADrillThoughTheRailIsOpenAgain) {
+  for (const bool sent : {true, false}) {
+    LinkPair pair(2);
+    InjectedNotes notes;
+    pair.b.set_observer(&notes);
+    pair.a.set_injected(1, true);
+    std::vector<Frame> under_way;
+    for (Link* end : {&pair.a, &pair.b}) {
+      end->rail_failed(1, 1, RailCause::socket_error, pair.now);
+      if (end == &pair.a && sent) under_way = pair.pull(pair.a, 0);
+      pair.close_rails(*end);
+    }
+    for (Link* end : {&pair.a, &pair.b}) end->peer_fenced(1, 1, pair.now);
+    pair.open(1, 2);
+    pair.a.set_injected(1, false);
+    if (!sent) under_way = pair.pull(pair.a, 0);
+    pair.deliver(pair.b, 0, under_way);
+    pair.exchange(0);
+    EXPECT_EQ(notes.rails, std::vector<RailId>{1}) << sent;
+    EXPECT_EQ(pair.b.state(1), RailState::up);
+    EXPECT_EQ(pair.b.epoch(1), 2U);
+    pair.b.set_observer(nullptr);
+  }
+}
+
 // The rail that a test takes down inside the process needs no mark.
 TEST(LinkFrames, AnInjectedCauseIsToldToThePeer) {
   LinkPair pair(2);

@@ -63,6 +63,8 @@ ifdef FULL
 		--scenario healthy --scenario permanent
 	$(BENCH_SERVE) --out build/bench-rails --label rails --requests 60 \
 		--contender r2ccl-rails --scenario all-rails-8s
+	$(BENCH_SERVE) --out build/bench-rail0 --label rail0 --requests 60 \
+		--contender r2ccl --contender mptcp --scenario mgmt-is-rail0
 endif
 	$(BENCH_SERVE) --out build/bench-serve --docs docs/benchmarks.md --requests 60 \
 		$(if $(FULL),$(ALL_CONTENDERS) $(ALL_SCENARIOS),$(FEW)) $(ARGS)
@@ -77,7 +79,7 @@ endif
 FEW := $(addprefix --contender ,r2ccl gloo) $(addprefix --scenario ,healthy carrier-loss black-hole)
 ALL_CONTENDERS := $(addprefix --contender ,r2ccl gloo ecmp mptcp restart)
 ALL_SCENARIOS := $(addprefix --scenario ,healthy carrier-loss black-hole peer-port-loss flap-8s slow two-faults \
-	all-rails-8s mgmt-carrier-loss permanent)
+	all-rails-8s mgmt-carrier-loss mgmt-gone mgmt-black-hole mgmt-flap mgmt-reset mgmt-then-rail permanent)
 
 # Records the duration of a step.
 TIMED := $(PYTHON) tests/timings.py run

@@ -67,7 +67,6 @@ FAULT_KINDS = {
         FaultKind("slow", "A rail has a fraction of its bandwidth."),
         FaultKind("flap", "Repeated ``carrier_loss``."),
         FaultKind("corrupt", "Bytes change on the way, and no checksum of the path detects this."),
-        FaultKind("mgmt_carrier_loss", "The management NIC loses its carrier.", ("mgmt-nic",)),
     )
 }
 DATA_RAILS = ("tcp", "verbs")

@@ -45,6 +45,8 @@ _ASKED_S = 10.0
 PROMPTS_ALTERNATED = 64
 OUTPUT_TOKENS_ALTERNATED = 24
 """Default with --alternate: a request must last at most 1 s."""
+CONTENDERS_OF = {"sglang": ("gloo", "r2ccl")}
+"""Contenders that have been tried with an engine; an engine without an entry has all."""
 PICTURES_OF_DOCS = (
     "serve-carrier-loss-timeline.png",
     "serve-black-hole-timeline.png",
@@ -221,6 +223,12 @@ def command(
         raise click.UsageError(
             "--url: faults are made in networks of started contenders only; leave out --scenario "
             "and --faults"
+        )
+    known = CONTENDERS_OF.get(engine, tuple(CONTENDERS))
+    if not set(contenders) <= set(known):
+        raise click.UsageError(
+            f"--contender: {', '.join(contenders)} with --engine {engine}: must be "
+            f"{' or '.join(known)}"
         )
     if scenarios and schedule:
         raise click.UsageError("--scenario and --faults: cannot be combined; leave out either")

@@ -75,7 +75,8 @@ class ContenderServer:
 
     watch: receives the progress of a start. settings: environment variables in addition to the
     contender's. label: name of the files in ``work``; None: the contender's name. engine: see
-    :class:`r2serve.lab.serving.plan.Plan`.
+    :class:`r2serve.lab.serving.plan.Plan`. management_rail: see
+    :class:`r2serve.lab.serving.places.LabPlace`.
     """
 
     def __init__(
@@ -89,18 +90,22 @@ class ContenderServer:
         settings: Mapping[str, str] | None = None,
         label: str | None = None,
         engine: str = "vllm",
+        management_rail: int | None = None,
     ) -> None:
         self.name = name
         self.contender = CONTENDERS[name]
+        self.label = label or name
         self._work = work
+        self._management_rail = management_rail
+        of_rail = _settings_without_management_nic(management_rail) if self.contender.r2ccl else {}
         self._plan = Plan(
-            label=label or name,
+            label=self.label,
             model=model,
             r2ccl=self.contender.r2ccl,
             lab=True,
             work=work,
             max_requests=streams,
-            settings={**self.contender.settings, **(settings or {})},
+            settings={**of_rail, **self.contender.settings, **(settings or {})},
             engine=engine,
         )
         self._watch = watch
@@ -178,7 +183,7 @@ class ContenderServer:
     def _start(self, plan: Plan) -> Server:
         self.starts += 1
         self.contender.network.begin(self.lab, self._work)
-        *nodes, clients = (LabPlace(node) for node in self.lab.nodes)
+        *nodes, clients = (LabPlace(node, self._management_rail) for node in self.lab.nodes)
         self._server = Server(plan, nodes, clients).__enter__()
         try:
             self._server.wait_until_ready(lambda s: self._watch(f"{self.name}: {s:.0f} s"))
@@ -249,6 +254,17 @@ class ContenderServer:
         except ServeError as error:
             return str(error)
         return None
+
+
+def _settings_without_management_nic(rail: int | None) -> dict[str, str]:
+    """Returns variables of r2ccl where this rail carries control traffic; None: no variables."""
+    if rail is None:
+        return {}
+    return {
+        "GLOO_SOCKET_IFNAME": f"rail{rail}",
+        "R2CCL_MANAGEMENT": "",
+        "R2CCL_RAILS": ",".join(f"rail{each}" for each in range(RAILS)),
+    }
 
 
 def how_far(load: Load) -> str:

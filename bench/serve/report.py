@@ -109,7 +109,9 @@ def write_page(
                 {"title": title, "data": base64.b64encode(picture.read_bytes()).decode("ascii")}
                 for title, picture in pictures.items()
             ],
-            serves={row["contender"]: row["serves"] for row in rows if "serves" in row},
+            serves=dict.fromkeys(
+                (row["contender"], row["serves"]) for row in rows if "serves" in row
+            ),
         )
     )
     path.write_text(text, encoding="utf-8")

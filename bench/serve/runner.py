@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,7 +14,7 @@ from typing import Any
 from r2serve.bench.serve import impact, rounds
 from r2serve.bench.serve.contenders import ContenderServer, how_far
 from r2serve.bench.serve.outcome import Goal, describe
-from r2serve.bench.serve.scenarios import line_of
+from r2serve.bench.serve.scenarios import MANAGEMENT_RAIL, line_of
 from r2serve.bench.serve.store import Row, Rows, TokenTimes
 from r2serve.bench.serve.strike import strikes
 from r2serve.bench.serve.workload import Workload
@@ -61,12 +60,17 @@ class RunOptions:
             "patience_s": self.patience_s,
             "faults": [line_of(fault) for fault in self.scenarios.get(scenario, ())],
         }
+        if scenario in MANAGEMENT_RAIL:
+            what["management_rail"] = MANAGEMENT_RAIL[scenario]
         if self.engine != "vllm":  # keys of earlier results stay as they are
             what["engine"] = self.engine
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
 
 Turn = tuple[int, str, str]
+"""Pair, scenario and contender."""
+Site = tuple[str, int | None]
+"""Contender, and the rail that carries control traffic, too (None: a management NIC does)."""
 
 
 def turns(options: RunOptions) -> Iterator[Turn]:
@@ -112,24 +116,24 @@ def _measure_all(
     streams = options.workload.concurrency or STREAMS_OF_AN_OPEN_LOOP
     with workdir.work_directory(options.keep_logs) as work, contextlib.ExitStack() as stack:
         model = make_tiny_llama(work / "model")
+        sites = dict.fromkeys((name, MANAGEMENT_RAIL.get(scenario)) for _, scenario, name in left)
         places = {
-            name: stack.enter_context(
-                ContenderServer(name, model, work, streams, progress.detail, engine=options.engine)
-            )
-            for name in dict.fromkeys(contender for _, _, contender in left)
+            site: stack.enter_context(_place(site, model, work, streams, options, progress))
+            for site in sites
         }
         why_not = _start_all(places, options, progress)
         bench = _Bench(options, work, progress)
         found = {}
         for index, (pair, scenario, name) in enumerate(left):
+            site = name, MANAGEMENT_RAIL.get(scenario)
             with progress.step(f"{index + 1} of {len(left)}: {scenario}, {name}"):
-                row: dict[str, Any] = {"not_run": why_not[name]} if name in why_not else {}
+                row: dict[str, Any] = {"not_run": why_not[site]} if site in why_not else {}
                 times = None
                 try:
                     if not row:
-                        row, times = bench.measure(scenario, places[name])
+                        row, times = bench.measure(scenario, places[site])
                 except (ServeError, LoadError, LabCommandError) as error:
-                    places[name].stop()
+                    places[site].stop()
                     row = {"not_run": str(error)}
             about = {"scenario": scenario, "contender": name, "pair": pair}
             key = options.key(scenario)
@@ -137,21 +141,37 @@ def _measure_all(
         return found
 
 
+def _place(
+    site: Site, model: Path, work: Path, streams: int, options: RunOptions, progress: Progress
+) -> ContenderServer:
+    name, rail = site
+    return ContenderServer(
+        name,
+        model,
+        work,
+        streams,
+        progress.detail,
+        label=name if rail is None else f"{name}-on-rail{rail}",
+        engine=options.engine,
+        management_rail=rail,
+    )
+
+
 def _start_all(
-    places: Mapping[str, ContenderServer], options: RunOptions, progress: Progress
-) -> dict[str, str]:
-    """Starts all contenders; returns the reasons of failed starts by name.
+    places: Mapping[Site, ContenderServer], options: RunOptions, progress: Progress
+) -> dict[Site, str]:
+    """Starts all contenders; returns the reasons of failed starts.
 
     All contenders run during the whole measurement, because an idle engine also takes CPU time.
     """
     why_not = {}
-    for name, place in places.items():
-        with progress.step(f"starting {name}"):
+    for site, place in places.items():
+        with progress.step(f"starting {place.label}"):
             try:
                 place.server(options.workload.prompts[:WARM_UP_STREAMS])
             except (ServeError, LoadError) as error:
-                why_not[name] = str(error)
-                progress.line(f"{name} does not start: {error}")
+                why_not[site] = str(error)
+                progress.line(f"{place.label} does not start: {error}")
     return why_not
 
 
@@ -186,13 +206,13 @@ class _Bench:
         return row, TokenTimes.of(result)
 
     def _reference(self, place: ContenderServer, server: Server) -> Run:
-        if place.name not in self._references:
+        if place.label not in self._references:
             load = self._load(place, server, "reference")
             run = place.finish(load, self._options.patience_s, self._progress.detail)
             if run.failed:
                 raise LoadError(f"{run.failed} requests of the undisturbed run failed")
-            self._references[place.name] = run
-        return self._references[place.name]
+            self._references[place.label] = run
+        return self._references[place.label]
 
     def _load(self, place: ContenderServer, server: Server, label: str) -> Load:
         workload = self._options.workload
@@ -201,7 +221,7 @@ class _Bench:
             server.url,
             workload.prompts,
             workload.tokens,
-            self._work / f"{place.name}-{label}.json",
+            self._work / f"{place.label}-{label}.json",
             workload.concurrency or None,
             arrivals_s=workload.arrivals_s,
             retry=place.contender.supervised,
@@ -225,20 +245,14 @@ class _Bench:
 def _fault(struck: Played, result: Run) -> dict[str, Any]:
     """Returns a fault's times (s since the first request) and the longest gap during the fault."""
     begun_ns = min(request.sent_ns for request in result.requests if request.sent_ns)
-    until_ns = struck.healed_ns or 2**63
-    waits = [
-        (b - a) / 1e6
-        for request in result.requests
-        for a, b in itertools.pairwise(request.times_ns)
-        if b > struck.struck_ns and a < until_ns
-    ]
+    gap_ms = result.longest_gap_ms(struck.struck_ns, struck.healed_ns or 2**63)
     healed = None if struck.healed_ns is None else (struck.healed_ns - begun_ns) / 1e9
     return {
         "fault": line_of(struck.fault),
         "rails": list(struck.rails),
         "at_s": round((struck.struck_ns - begun_ns) / 1e9, 3),
         "healed_at_s": None if healed is None else round(healed, 3),
-        "longest_gap_ms": round(max(waits), 3) if waits else None,
+        "longest_gap_ms": None if gap_ms is None else round(gap_ms, 3),
     }
 
 

@@ -8,6 +8,7 @@ A line of a file is a fault::
 and text after ``#`` are ignored. :data:`WORDS` has the kinds of faults; deprecated names are
 accepted, too. A fault strikes a rail of a node (``rail0@node1``), the busiest rail, determined one
 second before (``used@node1``), all rails (``all@node1``), or the management NIC (``mgmt@node1``).
+The management NIC carries the engine's own connections between the nodes.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ WORDS = (
     "one_way_loss_to",
     "slow",
     "flap",
+    "address_loss",
+    "reset",
 )
 """Kinds of faults accepted in a line, a subset of :data:`r2serve.lab.kinds.KINDS`."""
 
@@ -59,9 +62,16 @@ SCENARIOS = {
     "all-rails-8s": "at: 4s, carrier_loss: all@node1, for: 8s",
     "mgmt-carrier-loss": "at: 4s, carrier_loss: mgmt@node1, for: 6s",
     "mgmt-gone": "at: 4s, carrier_loss: mgmt@node1",
+    "mgmt-black-hole": "at: 4s, black_hole: mgmt@node1, for: 8s",
+    "mgmt-flap": "at: 4s, flap: mgmt@node1, for: 8s",
+    "mgmt-reset": "at: 4s, reset: mgmt@node1, for: 1s\nat: 7s, address_loss: mgmt@node1, for: 4s",
+    "mgmt-then-rail": "at: 4s, carrier_loss: mgmt@node1\nat: 7s, carrier_loss: used@node0, for: 4s",
+    "mgmt-is-rail0": "at: 4s, carrier_loss: rail0@node1",
     "permanent": "at: 0s, carrier_loss: rail0@node1",
 }
 
+MANAGEMENT_RAIL = {"mgmt-is-rail0": 0}
+"""Scenarios on nodes without a management NIC: control traffic uses the address of this rail."""
 
 _OLD_NAMES = {
     "carrier": "carrier-loss",
@@ -121,10 +131,6 @@ def _parse_line(number: int, line: str, nodes: int, rails: int) -> Fault:
     node = int(place["node"])
     if node >= nodes or int(place["rail"] or 0) >= rails:
         raise wrong(word, fields[word], f"of {nodes} nodes with {rails} rails, counted from 0")
-    if place["which"] == "mgmt" and canonical(word) != "carrier_loss":
-        raise wrong(
-            word, fields[word], "a rail: for the management NIC, only `carrier_loss` is supported"
-        )
 
     def seconds(name: str) -> float:
         found = _TIME.fullmatch(fields[name])

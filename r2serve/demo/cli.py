@@ -69,10 +69,11 @@ def command(
     servers: int,
     engine: str,
 ) -> None:
-    """Serve a tiny model over two nodes and fail rails during decoding.
+    """Serve a tiny model over two nodes and fail NICs during decoding.
 
-    Streams greedy requests without faults, then again while a rail loses the carrier and the other
-    rail becomes a black hole. Exit status 0 only if no request is lost and all tokens are equal.
+    Streams greedy requests without faults, then again while a rail loses the carrier, the other
+    rail becomes a black hole, and the management NIC loses the carrier. Exit status 0 only if no
+    request is lost, all tokens are equal, and tokens come without the management NIC.
     """
     if context.invoked_subcommand is not None:
         return

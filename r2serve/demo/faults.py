@@ -16,7 +16,7 @@ from r2serve.demo.report import FaultReport
 from r2serve.lab.injector import Injector
 from r2serve.lab.player import Played, Player
 from r2serve.lab.schedule import Aim, Fault
-from r2serve.lab.serving.journals import Journals, rail_in_use, rail_index
+from r2serve.lab.serving.journals import Journals, rail_in_use
 from r2serve.observe import journal
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ NOTICE_S = 0.5
 WATCH_S = 1.0
 TRAFFIC_TIMEOUT_S = 5.0
 LONGEST_S = NOTICE_S + WATCH_S + TRAFFIC_TIMEOUT_S
+# Time without the management NIC; long enough to tell a frozen engine from a busy machine.
+AWAY_S = 3.0
 # Polling interval, and thus the error of observed times such as a rail's return.
 POLL_S = 0.02
 AIM_TIMEOUT_S = 10.0
@@ -84,7 +86,7 @@ def cost_of(events: Sequence[journal.Event], rail: int) -> Cost:
     moves = [
         event
         for event in events
-        if event.kind in ("replay", "hedge") and event.rail and rail_index(event.rail) == rail
+        if event.kind in ("replay", "hedge") and event.rail.startswith(f"rail{rail}@")
     ]
     hedged = sum(event.value for event in moves if event.kind == "hedge")
     replayed = sum(event.value for event in moves)
@@ -133,7 +135,7 @@ class Traffic:
 
 
 class Striker:
-    """Makes the demo's faults in sequence; ``played`` has the final attempt of each fault.
+    """Makes the demo's faults in sequence; ``played`` has the last attempt of each fault of a rail.
 
     step_s: length of a decode step, s. decoding: returns True while more tokens are expected.
     """
@@ -167,6 +169,26 @@ class Striker:
             self._watch(f"{kind} on {report.rail} stalled no collective; repeating the fault")
         self.played.append(played)
         return played.rails[0], report
+
+    def management(self, node: int) -> Played:
+        """Takes the carrier of a node's management NIC for AWAY_S.
+
+        Raises FaultError if decoding ends meanwhile.
+        """
+        name = f"mgmt@node{node}"
+        player = Player(
+            [Fault(0.0, "carrier_loss", node, Aim.MANAGEMENT, AWAY_S)],
+            self._injector,
+            seconds=AWAY_S,
+            watch=self._watch,
+            text_of=lambda _: f"carrier_loss on {name}",
+        )
+        player.play()
+        if not self._decoding():
+            raise FaultError(f"decoding ended before the carrier_loss fault on {name} was over")
+        self._watch(f"carrier_loss on {name}: healed")
+        (played,) = player.played
+        return played
 
     def _strike_once(self, kind: str, node: int, avoid: int | None) -> tuple[Played, FaultReport]:
         played, traffic = self._play(kind, node, avoid)

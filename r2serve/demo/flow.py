@@ -11,7 +11,7 @@ from pathlib import Path
 
 from r2serve.demo import baseline
 from r2serve.demo.faults import EngineInjector, FaultError, Striker
-from r2serve.demo.report import FaultReport, Report, compare
+from r2serve.demo.report import FaultReport, ManagementReport, Report, compare
 from r2serve.lab import lab as labs
 from r2serve.lab.holder import LabUnavailableError
 from r2serve.lab.injector import Injector, LabInjector
@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 
 RAILS = 2
 WARM_UP_TOKENS = 96
-# Worst-case duration of both faults, with observation, rejoin and rates before and after. Decoding
+# Worst-case duration of all faults, with observation, rejoin and rates before and after. Decoding
 # must last longer, or a fault would find no step to hit.
-FAULTS_TAKE_S = 30.0
+FAULTS_TAKE_S = 36.0
 SETTLE_S = 1.0
 
 
@@ -151,7 +151,7 @@ def _serve_and_strike(
             report.errors.append(f"{reference.failed} requests of the reference run failed")
             return
         report.tokens_per_s["undisturbed"] = reference.overall_tokens_per_second()
-        with progress.step("the same streams, with failing rails"):
+        with progress.step("the same streams, with failing NICs"):
             run = _disturbed(server, stage, texts, reference, progress, report)
         report.tokens_per_s["disturbed"] = run.overall_tokens_per_second()
         report.sent, report.completed = len(run.requests), run.completed
@@ -188,6 +188,7 @@ def _disturbed(
     )
     load.wait_for_tokens(len(texts) * 16, RUN_TIMEOUT_S)
     time.sleep(SETTLE_S)
+    management = None
     try:
         # A fault at each node, to cover the views of both nodes.
         first, fault = striker.fault("carrier_loss", node=0)
@@ -195,6 +196,9 @@ def _disturbed(
         time.sleep(SETTLE_S)
         _, fault = striker.fault("black_hole", node=1, avoid=first)
         report.faults.append(fault)
+        if stage.lab is not None:
+            time.sleep(SETTLE_S)
+            management = striker.management(node=1)
     except FaultError as error:
         report.errors.append(str(error))
     run = load.finish(
@@ -203,7 +207,19 @@ def _disturbed(
     )
     for fault, played in zip(report.faults, striker.played, strict=True):
         _add_rates(fault, played, run)
+    if management is not None:
+        _add_management(report, management, run)
     return run
+
+
+def _add_management(report: Report, played: Played, run: Run) -> None:
+    assert played.healed_ns is not None
+    gap_ms = run.longest_gap_ms(played.struck_ns, played.healed_ns)
+    if gap_ms is None:
+        report.errors.append("no token came after the loss of the management NIC")
+        return
+    away_s = (played.healed_ns - played.struck_ns) / 1e9
+    report.management = ManagementReport(played.fault.node, away_s, gap_ms)
 
 
 def _add_rates(fault: FaultReport, played: Played, run: Run) -> None:

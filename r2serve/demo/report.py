@@ -77,6 +77,27 @@ class FaultReport:
         return found
 
 
+@dataclass(frozen=True)
+class ManagementReport:
+    """A lost carrier of a node's management NIC during decoding.
+
+    longest_gap_ms: longest gap between two tokens of a client meanwhile.
+    """
+
+    node: int
+    away_s: float
+    longest_gap_ms: float
+
+    @property
+    def what(self) -> str:
+        return f"management NIC of node {self.node} away for {self.away_s:.1f} s"
+
+    def problems(self) -> list[str]:
+        if self.longest_gap_ms < 1e3 * self.away_s:
+            return []
+        return [f"{self.what}: no token for {self.longest_gap_ms / 1e3:.1f} s"]
+
+
 @dataclass
 class BaselineReport:
     """Result of the stock communicator with the same load and the same first fault.
@@ -104,6 +125,8 @@ class Report:
     mismatches: list[Mismatch] = field(default_factory=list)
     compared: bool = False
     faults: list[FaultReport] = field(default_factory=list)
+    management: ManagementReport | None = None
+    """None without a lab, or if the fault could not be made."""
     tokens_per_s: dict[str, float] = field(default_factory=dict)
     decode_step_ms: float = 0.0
     baseline: BaselineReport | None = None
@@ -130,6 +153,8 @@ class Report:
             found.append("tokens were not compared")
         for fault in self.faults:
             found += fault.problems()
+        if self.management is not None:
+            found += self.management.problems()
         missing = [kind for kind in FAULT_KINDS if kind not in [f.kind for f in self.faults]]
         found += [f"the {kind} fault was not made" for kind in missing]
         return found
@@ -140,7 +165,14 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of the --json file."""
-        baseline = None
+        baseline = management = None
+        if self.management is not None:
+            management = {
+                "kind": "carrier_loss",
+                "node": self.management.node,
+                "away_s": round(self.management.away_s, 3),
+                "longest_gap_ms": round(self.management.longest_gap_ms, 3),
+            }
         if self.baseline is not None:
             baseline = {
                 "decode_step_ms": round(self.baseline.decode_step_ms, 3),
@@ -158,6 +190,7 @@ class Report:
             },
             "tokens_identical": self.tokens_identical,
             "faults": [_fault_json(fault) for fault in self.faults],
+            "management": management,
             "passed": self.passed,
             "problems": self.problems(),
             "mode": self.mode,
@@ -215,6 +248,9 @@ def _summary(report: Report) -> Table:
     if report.compared:
         tokens = "identical" if report.tokens_identical else "DIFFERENT"
     table.add_row("tokens", f"{tokens}, {report.tokens_each} per request")
+    if report.management is not None:
+        gap_ms = report.management.longest_gap_ms
+        table.add_row(report.management.what, f"longest gap between tokens {gap_ms:.0f} ms")
     table.add_row("decode step, single stream", f"{report.decode_step_ms:.1f} ms")
     table.add_row("duration", f"{report.seconds:.0f} s")
     return table

@@ -4,6 +4,8 @@ A port can lose its carrier, be taken off the bridge, be filtered (nftables, at 
 be slowed down (token bucket, at both ends of the cable), be refused by the node itself, or have its
 packets held by a middlebox. ``heal`` undoes every fault. Filters see frames before segmentation by
 the NIC, so packet lengths are lengths of whole writes.
+
+Rail ``None`` is the port of the management network; every fault exists there, too.
 """
 
 from __future__ import annotations
@@ -26,12 +28,16 @@ _HOOKS = {"from": "ingress", "to": "egress"}
 _BUFFER_MS = 20
 _SMALLEST_BURST_BYTES = 16 * 1024
 
+Port = tuple[int, int | None]
+"""Node, and rail or None."""
+
 
 class Faults(ABC):
     """Makes and heals faults at the ports of a lab.
 
-    Every method takes a node and a rail. Methods for faults return the time of the fault,
-    CLOCK_MONOTONIC in ns. A port has a single filter; a new filter replaces the old filter.
+    Every method takes a node and a rail (None: the management port). Methods for faults return the
+    time of the fault, CLOCK_MONOTONIC in ns. A port has a single filter; a new filter replaces the
+    old filter.
 
     Raises:
         ValueError: the lab has no port for the node and rail.
@@ -42,27 +48,27 @@ class Faults(ABC):
     nodes: list[Node]
 
     def __init__(self) -> None:
-        self._filtered: set[tuple[int, int]] = set()
-        self._limited: set[tuple[int, int]] = set()
-        self._refused: set[tuple[int, int]] = set()
-        self._boxes: dict[tuple[int, int], Middlebox] = {}
+        self._filtered: set[Port] = set()
+        self._limited: set[Port] = set()
+        self._refused: set[Port] = set()
+        self._boxes: dict[Port, Middlebox] = {}
 
     @abstractmethod
     def _require_switch(self) -> Holder:
         """Returns the switch's holder; raises LabUnavailableError if the lab is not built."""
 
-    def port(self, node: int, rail: int) -> str:
-        """Returns the name of the switch port for a node's rail."""
+    def port(self, node: int, rail: int | None) -> str:
+        """Returns the name of the switch port for a node's NIC."""
         self._check_port(node, rail)
-        return rail_port(node, rail)
+        return port_name(node, rail)
 
-    def carrier(self, node: int, rail: int) -> bool:
+    def carrier(self, node: int, rail: int | None) -> bool:
         """Returns True if the node's port has a carrier."""
         self._check_port(node, rail)
-        text = self.nodes[node].run("ip", "-json", "link", "show", "dev", f"rail{rail}")
+        text = self.nodes[node].run("ip", "-json", "link", "show", "dev", nic_name(rail))
         return "LOWER_UP" in json.loads(text)[0]["flags"]
 
-    def cut(self, node: int, rail: int, *, at_switch: bool = True) -> int:
+    def cut(self, node: int, rail: int | None, *, at_switch: bool = True) -> int:
         """Removes the carrier.
 
         at_switch: True sets the switch port down (the node's port stays administratively up,
@@ -70,21 +76,21 @@ class Faults(ABC):
         """
         self._check_port(node, rail)
         if at_switch:
-            holder, device = self._require_switch(), rail_port(node, rail)
+            holder, device = self._require_switch(), port_name(node, rail)
         else:
-            holder, device = self.nodes[node].holder, f"rail{rail}"
+            holder, device = self.nodes[node].holder, nic_name(rail)
         return holder.set_down(device)
 
-    def black_hole(self, node: int, rail: int) -> int:
+    def black_hole(self, node: int, rail: int | None) -> int:
         """Drops all packets of the port in both directions; the carrier stays up."""
         port = self.port(node, rail)
-        return self._require_switch().unplug(port, f"rail{rail}")
+        return self._require_switch().unplug(port, bridge_name(rail))
 
-    def one_way(self, node: int, rail: int, direction: Direction) -> int:
+    def one_way(self, node: int, rail: int | None, direction: Direction) -> int:
         """Drops all packets from the node ("from") or to the node ("to"), at the switch."""
         return self._filter(node, rail, {direction: ["drop"]})
 
-    def mtu_hole(self, node: int, rail: int, mtu: int = 1000) -> int:
+    def mtu_hole(self, node: int, rail: int | None, mtu: int = 1000) -> int:
         """Silently drops IP packets longer than `mtu` bytes, in both directions, at the switch.
 
         mtu: 68 to 65535 bytes, the range of IPv4.
@@ -94,19 +100,21 @@ class Faults(ABC):
         rule = f"ip length > {mtu} drop"
         return self._filter(node, rail, {"from": [rule], "to": [rule]})
 
-    def egress_refused(self, node: int, rail: int) -> int:
+    def egress_refused(self, node: int, rail: int | None) -> int:
         """Makes the node's kernel drop all packets that the node sends over the port.
 
         The queue of the node's own port has no room, so TCP counts no packet as sent. Packets to
         the node still arrive.
         """
         self._check_port(node, rail)
-        full = ["tc", "qdisc", "replace", "dev", f"rail{rail}", "root", "pfifo", "limit", "0"]
+        full = ["tc", "qdisc", "replace", "dev", nic_name(rail), "root", "pfifo", "limit", "0"]
         at_ns = int(self.nodes[node].holder.run(*full)["at_ns"])
         self._refused.add((node, rail))
         return at_ns
 
-    def ack_backlog(self, node: int, rail: int, *, hold_ms: int = 40, period_ms: int = 100) -> int:
+    def ack_backlog(
+        self, node: int, rail: int | None, *, hold_ms: int = 40, period_ms: int = 100
+    ) -> int:
         """Delays the node's acknowledgements by up to `hold_ms` ms, in every period.
 
         TCP packets from the node wait at the switch during the first `hold_ms` ms of each
@@ -121,26 +129,26 @@ class Faults(ABC):
             )
         return self._intercept(node, rail, "late", str(hold_ms), str(period_ms))
 
-    def middlebox_ack(self, node: int, rail: int) -> int:
+    def middlebox_ack(self, node: int, rail: int | None) -> int:
         """Acknowledges the node's TCP data at the switch, and holds the data until healed.
 
         Other packets pass, so the node's own acknowledgements and its new connections do, too.
         """
         return self._intercept(node, rail, "acknowledge")
 
-    def reset(self, node: int, rail: int) -> int:
+    def reset(self, node: int, rail: int | None) -> int:
         """Closes the node's TCP connections over the port; the other end receives an RST."""
         self._check_port(node, rail)
         there = self.nodes[node]
-        kill = ["ss", "--kill", "--tcp", "--numeric", "src", there.rail_address(rail)]
+        kill = ["ss", "--kill", "--tcp", "--numeric", "src", there.address(rail)]
         return int(there.holder.run(*kill)["at_ns"])
 
-    def half_open(self, node: int, rail: int) -> int:
+    def half_open(self, node: int, rail: int | None) -> int:
         """Like reset, but the switch drops the RSTs, so the other end is not notified."""
         self._filter(node, rail, {"from": ["tcp flags & rst == rst drop"]})
         return self.reset(node, rail)
 
-    def stale(self, node: int, rail: int) -> int:
+    def stale(self, node: int, rail: int | None) -> int:
         """Drops the packets of all currently open TCP connections over the port, both ways.
 
         New connections pass, as with a firewall after the loss of its state. Raises ValueError if
@@ -148,7 +156,7 @@ class Faults(ABC):
         """
         self._check_port(node, rail)
         there = self.nodes[node]
-        address = there.rail_address(rail)
+        address = there.address(rail)
         listing = there.run("ss", "--no-header", "--tcp", "--numeric", "src", address)
         rules: dict[Direction, list[str]] = {"from": [], "to": []}
         for line in listing.splitlines():
@@ -156,10 +164,10 @@ class Faults(ABC):
             rules["from"].append(f"ip saddr {address} tcp sport {near} tcp dport {far} drop")
             rules["to"].append(f"ip daddr {address} tcp sport {far} tcp dport {near} drop")
         if not rules["from"]:
-            raise ValueError(f"node {node} has no connection over rail {rail}")
+            raise ValueError(f"node {node} has no connection over {_said(rail)}")
         return self._filter(node, rail, rules)
 
-    def flip(self, node: int, rail: int, *, offset: int = 5000, every: int = 20) -> int:
+    def flip(self, node: int, rail: int | None, *, offset: int = 5000, every: int = 20) -> int:
         """Corrupts data sent by the node, undetected by any checksum of the path.
 
         Applies to TCP packets longer than `offset` + 60 bytes, before segmentation by the NIC. In
@@ -173,7 +181,7 @@ class Faults(ABC):
         rule = f"ip protocol tcp ip length > {offset + 60} numgen inc mod {every} 0"
         return self._filter(node, rail, {"from": [f"{rule} @th,{8 * offset},8 set 0xa5"]})
 
-    def limit(self, node: int, rail: int, mbit: int) -> int:
+    def limit(self, node: int, rail: int | None, mbit: int) -> int:
         """Limits the port to `mbit` Mbit/s (1 to 100000) in each direction.
 
         Packets queued for more than 20 ms are dropped. A second limit replaces the first limit.
@@ -183,33 +191,33 @@ class Faults(ABC):
             raise ValueError(f"mbit must be 1 to 100000 Mbit/s, not {mbit}")
         burst = max(_SMALLEST_BURST_BYTES, mbit * 125 // 2)  # 0.5 ms at this rate
         shape = ["tbf", "rate", f"{mbit}mbit", "burst", f"{burst}", "latency", f"{_BUFFER_MS}ms"]
-        self.nodes[node].run("tc", "qdisc", "replace", "dev", f"rail{rail}", "root", *shape)
-        port = rail_port(node, rail)
+        self.nodes[node].run("tc", "qdisc", "replace", "dev", nic_name(rail), "root", *shape)
+        port = port_name(node, rail)
         answer = self._require_switch().run("tc", "qdisc", "replace", "dev", port, "root", *shape)
         self._limited.add((node, rail))
         return int(answer["at_ns"])
 
-    def heal(self, node: int, rail: int) -> int:
+    def heal(self, node: int, rail: int | None) -> int:
         """Undoes all faults of this port; closed connections stay closed."""
         self._check_port(node, rail)
-        port, switch = rail_port(node, rail), self._require_switch()
-        self.nodes[node].run("ip", "link", "set", f"rail{rail}", "up")
-        answer = switch.run("ip", "link", "set", port, "master", f"rail{rail}", "up")
+        port, switch = port_name(node, rail), self._require_switch()
+        self.nodes[node].run("ip", "link", "set", nic_name(rail), "up")
+        answer = switch.run("ip", "link", "set", port, "master", bridge_name(rail), "up")
         if (node, rail) in self._filtered:
             table = f"netdev faults_{port}"
             answer = switch.run("nft", f"add table {table}; delete table {table}")
             self._filtered.remove((node, rail))
             self._end_box(node, rail)
         if (node, rail) in self._refused:
-            self.nodes[node].run("tc", "qdisc", "del", "dev", f"rail{rail}", "root")
+            self.nodes[node].run("tc", "qdisc", "del", "dev", nic_name(rail), "root")
             self._refused.remove((node, rail))
         if (node, rail) in self._limited:
-            self.nodes[node].run("tc", "qdisc", "del", "dev", f"rail{rail}", "root")
+            self.nodes[node].run("tc", "qdisc", "del", "dev", nic_name(rail), "root")
             answer = switch.run("tc", "qdisc", "del", "dev", port, "root")
             self._limited.remove((node, rail))
         return int(answer["at_ns"])
 
-    def _filter(self, node: int, rail: int, rules: dict[Direction, list[str]]) -> int:
+    def _filter(self, node: int, rail: int | None, rules: dict[Direction, list[str]]) -> int:
         """Replaces the port's filter with `rules` in a single nftables transaction."""
         port = self.port(node, rail)
         self._end_box(node, rail)
@@ -226,12 +234,12 @@ class Faults(ABC):
         self._filtered.add((node, rail))
         return at_ns
 
-    def _intercept(self, node: int, rail: int, *options: str) -> int:
+    def _intercept(self, node: int, rail: int | None, *options: str) -> int:
         """Leaves the node's TCP packets to a middlebox, which reads before the switch drops."""
         switch, port = self._require_switch(), self.port(node, rail)
         self._end_box(node, rail)
         _, user = self.nodes[node].namespaces
-        box = Middlebox(switch.pid, user, port, f"rail{rail}", *options)
+        box = Middlebox(switch.pid, user, port, bridge_name(rail), *options)
         try:
             at_ns = self._filter(node, rail, {"from": ["ip protocol tcp drop"]})
         except BaseException:
@@ -240,21 +248,31 @@ class Faults(ABC):
         self._boxes[node, rail] = box
         return at_ns
 
-    def _end_box(self, node: int, rail: int) -> None:
+    def _end_box(self, node: int, rail: int | None) -> None:
         if (node, rail) in self._boxes:
             self._boxes.pop((node, rail)).close()
 
-    def _check_port(self, node: int, rail: int) -> None:
+    def _check_port(self, node: int, rail: int | None) -> None:
         if not 0 <= node < len(self.nodes):
             raise ValueError(f"node {node} is not one of the lab's {len(self.nodes)} nodes")
-        if not 0 <= rail < self.rails:
+        if rail is not None and not 0 <= rail < self.rails:
             raise ValueError(f"rail {rail} is not one of the lab's {self.rails} rails")
 
 
-def management_port(node: int) -> str:
-    """Returns the name of the switch port for a node's management NIC."""
-    return f"n{node}m"
+def port_name(node: int, rail: int | None) -> str:
+    """Returns the name of a switch port."""
+    return f"n{node}m" if rail is None else f"n{node}r{rail}"
 
 
-def rail_port(node: int, rail: int) -> str:
-    return f"n{node}r{rail}"
+def nic_name(rail: int | None) -> str:
+    """Returns the name of a node's NIC."""
+    return "mgmt0" if rail is None else f"rail{rail}"
+
+
+def bridge_name(rail: int | None) -> str:
+    """Returns the name of the switch's bridge for a rail or for the management network."""
+    return "mgmt" if rail is None else f"rail{rail}"
+
+
+def _said(rail: int | None) -> str:
+    return "the management NIC" if rail is None else f"rail {rail}"

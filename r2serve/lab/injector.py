@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from r2serve.lab.kinds import FaultMaker, kind_of
+from r2serve.lab.kinds import KINDS
 from r2serve.lab.lab import Lab
 
 
@@ -33,11 +33,7 @@ class LabInjector:
         return self._lab.rails
 
     def make(self, kind: str, node: int, rail: int | None) -> None:
-        _maker(kind, rail).make(self._lab, node, rail or 0)
+        KINDS[kind].make(self._lab, node, rail)
 
     def undo(self, kind: str, node: int, rail: int | None) -> None:
-        _maker(kind, rail).undo(self._lab, node, rail or 0)
-
-
-def _maker(kind: str, rail: int | None) -> FaultMaker:
-    return kind_of(kind, management=rail is None)
+        KINDS[kind].undo(self._lab, node, rail)

@@ -21,7 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-from r2serve.lab.faults import Faults, management_port, rail_port
+from r2serve.lab.faults import Faults, bridge_name, nic_name, port_name
 from r2serve.lab.holder import NAMESPACES, Holder, LabCommandError, LabUnavailableError
 from r2serve.lab.nodes import Node
 
@@ -110,17 +110,16 @@ class Lab(Faults):
         own = ["--user"] if self._rootless else []
         self._switch = switch = Holder(f"{self.name}-switch", *own)
         join = ["--join-user", str(switch.pid)] if self._rootless else []
-        bridges = [f"rail{rail}" for rail in range(self.rails)] + ["mgmt"]
-        for bridge in bridges:
+        networks: list[int | None] = [*range(self.rails), None]
+        for bridge in map(bridge_name, networks):
             switch.run("ip", "link", "add", bridge, "type", "bridge", "mcast_snooping", "0")
             switch.run("ip", "link", "set", bridge, "addrgenmode", "none", "up")
         for index in range(self._count):
             holder = Holder(f"{self.name}-node{index}", "--node", *join)
             node = Node(index, self.rails, holder, self._rootless)
             self.nodes.append(node)
-            for rail in range(self.rails):
-                self._plug(node, rail_port(index, rail), f"rail{rail}", node.rail_address(rail))
-            self._plug(node, management_port(index), "mgmt", node.management_address)
+            for rail in networks:
+                self._plug(node, rail)
         logger.info(
             "%s: %d nodes with %d rails each%s",
             self.name,
@@ -129,18 +128,15 @@ class Lab(Faults):
             " in a user namespace" if self._rootless else "",
         )
 
-    def _plug(self, node: Node, port: str, bridge: str, address: str) -> None:
-        """Connects switch port `port` of `bridge` to a NIC of the node, with the bridge's name.
-
-        The NIC of the management bridge is named mgmt0.
-        """
+    def _plug(self, node: Node, rail: int | None) -> None:
+        """Connects a NIC of the node to the switch: a rail, or the management NIC (None)."""
         switch = self._require_switch()
-        nic = "mgmt0" if bridge == "mgmt" else bridge
+        port, nic, bridge = port_name(node.index, rail), nic_name(rail), bridge_name(rail)
         peer = ["peer", "name", nic, "netns", str(node.holder.pid)]
         switch.run("ip", "link", "add", port, "type", "veth", *peer)
         switch.run("ip", "link", "set", port, "addrgenmode", "none", "master", bridge, "up")
         node.run("ip", "link", "set", nic, "addrgenmode", "none", "up")
-        node.run("ip", "address", "add", f"{address}/24", "dev", nic)
+        node.run("ip", "address", "add", f"{node.address(rail)}/24", "dev", nic)
 
     def _require_switch(self) -> Holder:
         if self._switch is None:

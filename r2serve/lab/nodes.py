@@ -71,6 +71,10 @@ class Node(Starter):
     def rail_address(self, rail: int) -> str:
         return rail_address(rail, self.index)
 
+    def address(self, rail: int | None) -> str:
+        """Returns the address of a rail, or of the management NIC (None)."""
+        return self.management_address if rail is None else self.rail_address(rail)
+
     def run(self, *argv: str) -> str:
         """Runs a short command in the node and returns what it printed."""
         return str(self.holder.run(*argv)["out"])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from r2serve.lab.injector import Injector
-from r2serve.lab.kinds import kind_of
+from r2serve.lab.kinds import KINDS
 from r2serve.lab.schedule import Aim, Fault, is_second, label_of
 
 POLL_S = 0.1
@@ -159,7 +159,7 @@ class Player:
             self._of_index[index] = Played(label, fault, rails, late_s, time.monotonic_ns())
         there = turn.action in ("strike", "again")
         self._change(index, there=there)
-        cycle_s = kind_of(fault.kind, management=fault.rail is Aim.MANAGEMENT).cycle_s
+        cycle_s = KINDS[fault.kind].cycle_s
         if cycle_s is not None:
             at_s = turn.at_s + cycle_s[0 if there else 1]
             if at_s < fault.end_s:
@@ -168,10 +168,11 @@ class Player:
     def _prepare(self, index: int) -> None:
         """Chooses the rails of a fault, after waiting for UP rails if rails are watched.
 
-        A fault normally waits for all rails; a second fault on a given rail only for this rail.
+        A fault normally waits for all rails; a second fault on a given rail only for this rail, and
+        on the management NIC for none.
         """
         fault, asked_s = self._faults[index], time.monotonic()
-        if is_second(self._faults, index) and isinstance(fault.rail, int):
+        if is_second(self._faults, index) and fault.is_exact:
             own = fault.rail
             self._wait_for(lambda down: own not in down)
         else:

@@ -46,7 +46,7 @@ class Aim(Enum):
     IDLE = "idle rail"
     ALL = "all rails"
     MANAGEMENT = "management NIC"
-    """The node's port of the management network, not a rail."""
+    """The node's port of the management network: known beforehand, and not a rail."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,11 @@ class Fault:
     @property
     def end_s(self) -> float:
         return self.at_s + self.duration_s
+
+    @property
+    def is_exact(self) -> bool:
+        """True if the port is known before the fault strikes."""
+        return isinstance(self.rail, int) or self.rail is Aim.MANAGEMENT
 
     def takes(self, rail: int) -> bool:
         """Returns True if the fault certainly hits this rail."""
@@ -114,10 +119,10 @@ class Schedule:
         check("duration_s", fault.end_s <= self.seconds, f"over by the end, {self.seconds:g} s")
 
     def _check_overlap(self, i: int, first: Fault, j: int, second: Fault) -> None:
-        if isinstance(first.rail, Aim) or isinstance(second.rail, Aim):
+        if not (first.is_exact and second.is_exact):
             raise ScheduleError(
                 f"faults[{j}].at_s is {second.at_s:g}: within faults[{i}], and only faults of "
-                "given rails may overlap"
+                "given rails and of the management NIC may overlap"
             )
         if first.rail == second.rail:
             raise ScheduleError(f"faults[{j}].rail is {second.rail}: already hit by faults[{i}]")
@@ -153,11 +158,12 @@ def is_second(faults: Sequence[Fault], index: int) -> bool:
 def label_of(faults: Sequence[Fault], index: int) -> str:
     """Returns the kind of a fault, with a note for second faults and special aims."""
     fault = faults[index]
-    if is_second(faults, index):
-        return f"{fault.kind}, second fault"
+    notes = [fault.kind]
     if fault.rail in (Aim.IDLE, Aim.ALL, Aim.MANAGEMENT):
-        return f"{fault.kind}, {fault.rail.value}"
-    return fault.kind
+        notes.append(fault.rail.value)
+    if is_second(faults, index):
+        notes.append("second fault")
+    return ", ".join(notes)
 
 
 def check_apart(faults: Sequence[Fault], ahead_s: float, text_of: Callable[[Fault], str]) -> None:
@@ -187,7 +193,7 @@ def compressed_hour(seed: int, seconds: float = HOUR_S, nodes: int = 2, rails: i
     """Returns the first `seconds` s of a compressed hour; equal seeds give equal schedules.
 
     Kinds and ports alternate, with seeded jitter. Some faults strike during an earlier fault, some
-    strike an idle rail, and a single fault takes all rails for 8 s.
+    strike an idle rail or the management NIC, and a single fault takes all rails for 8 s.
 
     Raises:
         ScheduleError: `seconds` is too short for a fault, or `rails` is below 2.
@@ -200,9 +206,9 @@ def compressed_hour(seed: int, seconds: float = HOUR_S, nodes: int = 2, rails: i
         raise ScheduleError(f"seconds is {seconds:g}: must be {_FIRST_AT_S + _SLOT_S:g} or more")
     # An outage takes two slots.
     outage = int(slots * 0.6) if seconds >= _OUTAGE_NEEDS_S else slots
-    scenes = _scenes()
+    scenes = _scenes(_in_turn(source, KINDS))
     # Each aim has a rotation of its own, so that rare aims reach every node, too.
-    struck = {aim: _in_turn(source, range(nodes)) for aim in (Aim.IN_USE, Aim.IDLE, Aim.ALL)}
+    struck = {aim: _in_turn(source, range(nodes)) for aim in Aim}
     ports = _in_turn(source, itertools.product(range(nodes), range(rails)))
     faults: list[Fault] = []
     for slot in range(slots):
@@ -220,7 +226,10 @@ def compressed_hour(seed: int, seconds: float = HOUR_S, nodes: int = 2, rails: i
 
 @dataclass(frozen=True)
 class _Scene:
-    """The faults of a slot. aim: None = the next port of the rotation. second: a second fault."""
+    """The faults of a slot.
+
+    aim: None = the next port of the rotation. second: a second fault, at the next port.
+    """
 
     kind: str
     aim: Aim | None = None
@@ -234,7 +243,8 @@ def _in_turn(source: random.Random, things: Iterable[T]) -> Iterator[T]:
         yield from source.sample(every, len(every))
 
 
-def _scenes() -> Iterator[_Scene]:
+def _scenes(at_management: Iterator[str]) -> Iterator[_Scene]:
+    """Yields the scenes. at_management: kinds of single faults at the management NIC."""
     kinds = list(KINDS)
     steady = [name for name, kind in KINDS.items() if kind.cycle_s is None and kind.leaves_up]
     for turn in itertools.count():
@@ -243,7 +253,10 @@ def _scenes() -> Iterator[_Scene]:
         first, second, third = (steady[(turn + i) % len(steady)] for i in range(3))
         round_of = [_Scene(kind, aim) for kind in kinds]
         round_of.insert(2, _Scene(first, second=second))
+        round_of.insert(3, _Scene(next(at_management), Aim.MANAGEMENT))
         round_of.insert(8, _Scene(second, second=third))
+        round_of.insert(9, _Scene(third, Aim.MANAGEMENT, second=first))
+        round_of.insert(13, _Scene(next(at_management), Aim.MANAGEMENT))
         round_of.append(_Scene(second, Aim.IDLE))
         yield from round_of
 
@@ -255,10 +268,9 @@ def _play(
     ports: Iterator[tuple[int, int]],
     at_s: float,
 ) -> list[Fault]:
-    if scene.aim is not None:
-        node = next(nodes[scene.aim])
-        return [Fault(at_s, scene.kind, node, scene.aim, source.uniform(1.5, 3.0))]
-    node, rail = next(ports)
+    port: tuple[int, int | Aim]
+    port = next(ports) if scene.aim is None else (next(nodes[scene.aim]), scene.aim)
+    node, rail = port
     if scene.second is None:
         return [Fault(at_s, scene.kind, node, rail, source.uniform(1.5, 3.0))]
     other = next(port for port in ports if port[1] != rail)

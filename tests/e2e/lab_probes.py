@@ -162,12 +162,15 @@ for line in sys.stdin:
 
 
 class Talk:
-    """A TCP connection between two nodes of a lab over a rail, for testing echoes."""
+    """A TCP connection between two nodes of a lab over a rail, for testing echoes.
+
+    rail: None = over the management network.
+    """
 
     script = TALK
 
-    def __init__(self, near: Node, far: Node, rail: int) -> None:
-        address = far.rail_address(rail)
+    def __init__(self, near: Node, far: Node, rail: int | None) -> None:
+        address = far.address(rail)
         self._server = self._start(far, ECHO, address)
         self._client = self._start(near, self.script, address)
 

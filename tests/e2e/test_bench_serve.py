@@ -83,6 +83,21 @@ def test_a_carrier_loss_delays_gloo_more_than_r2ccl(tmp_path: Path) -> None:
     assert ours["longest_gap_ms"] < LONGEST_GAP_MS
 
 
+def test_faults_of_the_management_nic_lose_no_request(tmp_path: Path) -> None:
+    names = ("mgmt-gone", "mgmt-black-hole", "mgmt-reset", "mgmt-then-rail", "mgmt-is-rail0")
+    path = tmp_path / "rows.jsonl"
+    command = [*SERVE, "--requests", "30", "--rate", "2.5", "--json", str(path)]
+    command += [word for name in names for word in ("--scenario", name)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = list(map(json.loads, path.read_text().splitlines()))
+    assert [row["scenario"] for row in rows if "not_run" not in row] == list(names)
+    for row in rows:
+        requests = row["requests"]
+        assert (requests["sent"], requests["failed"], requests["wrong"]) == (30, 0, 0), row
+        assert row["longest_gap_ms"] < LONGEST_GAP_MS, row["scenario"]
+
+
 def test_a_supervisor_restarts_a_hung_engine_without_lost_requests(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     command = [*SERVE, "--contender", "restart", "--scenario", "carrier-loss", "--json", str(path)]

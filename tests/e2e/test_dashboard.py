@@ -180,7 +180,10 @@ def test_the_page_shows_stalled_requests_of_vllm(
 ) -> None:
     expect = playwright.expect
     lab = make_lab(2)
-    plan = Plan("r2ccl", make_tiny_llama(short_path / "model"), True, True, short_path, 4)
+    model = make_tiny_llama(short_path / "model")
+    # A relay would have rails of the same names.
+    settings = {"R2CCL_CONTROL": "direct"}
+    plan = Plan("r2ccl", model, True, True, short_path, 4, settings=settings)
     texts = prompts(4)
     with Server(plan, [LabPlace(node) for node in lab.nodes]) as server:
         server.wait_until_ready(lambda _: None)

@@ -193,6 +193,9 @@ def run_demo(tmp_path: Path, *options: str) -> tuple[dict[str, object], str]:
 def test_every_request_survives_both_faults(tmp_path: Path) -> None:
     data, output = run_demo(tmp_path)
     check_report(data, sent=8)
+    management = data["management"]
+    assert isinstance(management, dict)
+    assert management["longest_gap_ms"] < 1e3 * management["away_s"]
     assert "8 of 8" in output
     assert "identical" in output
 
@@ -207,6 +210,7 @@ def test_every_request_survives_with_engines_started_as_users_do(tmp_path: Path)
 def test_without_namespaces_the_faults_are_made_in_the_engine(tmp_path: Path) -> None:
     data, output = run_demo(tmp_path, "--no-namespaces", "--requests", "4")
     check_report(data, sent=4)
+    assert data["management"] is None
     assert "R2CCL_NODE=per-rank" in output
 
 

@@ -19,6 +19,8 @@ from lab_probes import (
 from timely import timely
 
 from r2serve.lab.holder import LabCommandError
+from r2serve.lab.injector import LabInjector
+from r2serve.lab.kinds import KINDS
 from r2serve.lab.lab import Lab
 from r2serve.lab.middleboxes import Middlebox
 
@@ -75,6 +77,26 @@ def test_a_reset_ends_the_connections_of_one_rail_at_both_ends(lab: Lab, node: i
         assert struck.say(1000)[0] == "error"
         assert (connections(first, 0), connections(second, 0)) == (0, 0)
         assert other.say(1000)[0] == "same"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_fault_strikes_the_management_port_alone(lab: Lab, kind: str) -> None:
+    first, second = lab.nodes
+    injector = LabInjector(lab)
+    with Talk(first, second, None) as talk, Talk(first, second, 0) as other:
+        assert talk.say(1000)[0] == "same"
+        injector.make(kind, 1, None)
+        try:
+            if KINDS[kind].leaves_up:
+                assert is_silent(first, second.management_address)
+            elif kind == "reset":
+                assert talk.say(1000)[0] == "error"
+            elif kind in ("middlebox_ack", "mtu_hole"):
+                assert talk.say(5000, SILENT_S)[0] == "silence"
+            assert other.say(1000)[0] == "same"
+        finally:
+            injector.undo(kind, 1, None)
+    assert becomes_reachable(first, second.management_address)
 
 
 @pytest.mark.parametrize("node", [0, 1])

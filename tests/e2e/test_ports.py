@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from timely import timely
 
-from r2serve.lab.faults import rail_port
+from r2serve.lab.faults import port_name
 from r2serve.lab.lab import Lab
 
 REJOIN_S = 60.0
@@ -85,7 +85,7 @@ def give_link_local(lab: Lab) -> None:
 
 def plug(lab: Lab, node: int, rail: int, bridge: str) -> None:
     """Plugs the cable of a port into another network of the switch."""
-    lab.run_in_switch("ip", "link", "set", rail_port(node, rail), "master", bridge)
+    lab.run_in_switch("ip", "link", "set", port_name(node, rail), "master", bridge)
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_a_rail_whose_device_is_removed_and_plugged_in_again_rejoins(
 
     def plug(lab: Lab, node: int, rail: int) -> object:
         there = lab.nodes[node]
-        lab._plug(there, lab.port(node, rail), f"rail{rail}", there.rail_address(rail))
+        lab._plug(there, rail)
         # The same hardware address: the ARP cache of the other node stays valid.
         return there.run("ip", "link", "set", f"rail{rail}", "address", hardware[node])
 

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from timely import ended, timely
 
-from r2serve.lab.faults import management_port
 from r2serve.lab.lab import Lab
 from r2serve.lab.nodes import Node
 
@@ -135,10 +134,6 @@ def start_talk(lab: Lab, start: Start, prefix: str, echo_at: int = 0, ask_at: in
     return start(lab.nodes[ask_at], sys.executable, str(TALK), "ask", address, str(port))
 
 
-def cut_management(lab: Lab, node: int, state: str = "down") -> None:
-    lab.run_in_switch("ip", "link", "set", management_port(node), state)
-
-
 @pytest.fixture
 def pair(make_lab: Callable[..., Lab]) -> Lab:
     return make_lab(nodes=2, rails=2)
@@ -153,7 +148,7 @@ def test_connections_survive_the_loss_of_all_nics_but_one(
     assert [each["address"].rsplit(".", 1)[1] for each in ready] == ["1", "2"]
     talk = start_talk(pair, start, ready[0]["prefix"])
     talk.go_on(2)
-    cut_management(pair, 0)
+    pair.cut(0, None)
     talk.go_on(2)
     pair.black_hole(1, 0)
     talk.go_on(2)
@@ -166,8 +161,8 @@ def test_connections_survive_the_loss_of_all_nics_but_one(
 
 
 def test_a_start_without_the_management_nic(pair: Lab, start: Start) -> None:
-    cut_management(pair, 0)
-    cut_management(pair, 1)
+    pair.cut(0, None)
+    pair.cut(1, None)
     relays = start_relays(pair, start)
     ready = [relay.hear("prefix") for relay in relays]
     talk = start_talk(pair, start, ready[0]["prefix"])
@@ -249,7 +244,7 @@ def test_a_torch_job_survives_the_loss_of_the_management_nic(
     """Stores and gloo groups of `r2serve relay -- COMMAND`, over all NICs but one."""
     jobs = start_jobs(pair, start)
     jobs[0].go_on(2)
-    cut_management(pair, 0)
+    pair.cut(0, None)
     jobs[0].go_on(2)
     pair.black_hole(1, 0)
     jobs[0].go_on(2)

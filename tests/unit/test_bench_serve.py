@@ -27,6 +27,7 @@ from r2serve.bench.serve.scenarios import SCENARIOS, line_of, parse
 from r2serve.bench.serve.strike import strikes
 from r2serve.bench.serve.workload import Lengths, WorkloadError, arrange, poisson, synthetic
 from r2serve.lab.background import BackgroundPlay
+from r2serve.lab.kinds import KINDS
 from r2serve.lab.schedule import Aim, Fault, ScheduleError
 
 # ---- requests ----
@@ -95,6 +96,17 @@ def test_a_schedule_is_read() -> None:
         Fault(12.0, "carrier_loss", 1, 0, 8.0),
     )
     assert parse("at: 0s, cut: mgmt@node0")[0].end_s == float("inf")
+    assert parse("at: 1s, reset: mgmt@node0, for: 1s") == (
+        Fault(1.0, "reset", 0, Aim.MANAGEMENT, 1.0),
+    )
+
+
+def test_the_page_names_every_scenario() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md").read_text()
+    section = page.split("\n### Scenarios\n")[1].split("\n### ")[0]
+    assert [name for name in SCENARIOS if f"`{name}`" not in section] == []
+    assert set(scenarios.MANAGEMENT_RAIL) <= set(SCENARIOS)
+    assert set(scenarios.WORDS) <= set(KINDS)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +121,6 @@ def test_a_schedule_is_read() -> None:
         ("at: 1s, cut: rail2@node0", r"'rail2@node0': must be of 2 nodes with 2 rails"),
         ("at: 1s, cut: rail0@node2", "must be of 2 nodes"),
         ("at: 1s, cut: eth0", "must be a place such as"),
-        ("at: 1s, drop: mgmt@node0", "only `carrier_loss` is supported"),
         ("at: 1s, cut: rail0@node0, for: 0s", "for is '0s': must be above 0"),
         ("at: 1s, cut: used@node0, for: 5s\nat: 3s, drop: rail1@node1", "before .* ends"),
         ("at: 1s, cut: rail0@node0\nat: 3s, drop: rail0@node0", "before .* ends"),
@@ -129,14 +140,11 @@ class PlayedLab:
     def __init__(self) -> None:
         self.done: list[tuple[Any, ...]] = []
 
-    def cut(self, node: int, rail: int) -> None:
+    def cut(self, node: int, rail: int | None) -> None:
         self.done.append(("cut", node, rail))
 
-    def heal(self, node: int, rail: int) -> None:
+    def heal(self, node: int, rail: int | None) -> None:
         self.done.append(("heal", node, rail))
-
-    def run_in_switch(self, *argv: str) -> None:
-        self.done.append(argv[-2:])
 
 
 def play(text: str, changes: int) -> tuple[list[tuple[Any, ...]], BackgroundPlay]:
@@ -204,7 +212,7 @@ def test_a_flap_ends_healed() -> None:
 
 def test_the_management_nic_is_cut_at_the_switch() -> None:
     done, made = play("at: 0s, cut: mgmt@node1, for: 20ms", 2)
-    assert done == [("n1m", "down"), ("n1m", "up")]
+    assert done == [("cut", 1, None), ("heal", 1, None)]
     assert made.played[0].rails == ()
 
 
@@ -221,6 +229,8 @@ def test_the_management_nic_is_cut_at_the_switch() -> None:
             "begins when the last",
         ),
         (["--scenario", "nonsense"], "nonsense"),
+        (["--engine", "sglang", "--alternate", "nothing"], "--engine is sglang: must be vllm"),
+        (["--engine", "sglang", "--contender", "mptcp"], "must be gloo or r2ccl"),
     ],
 )
 def test_wrong_options_are_refused_at_once(arguments: list[str], said: str) -> None:

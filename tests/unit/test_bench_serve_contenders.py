@@ -234,6 +234,17 @@ def test_contenders_show_their_serve_command(tmp_path: Path) -> None:
     }
     assert said["r2ccl"].endswith("--distributed-backend r2ccl")
     assert said["r2ccl-rails"] == f"R2CCL_FALLBACK=off {said['r2ccl']}"
+    serve = {
+        name: contenders.ContenderServer(
+            name, tmp_path, tmp_path, 1, lambda _: None, engine="sglang", management_rail=0
+        ).command
+        for name in ("r2ccl", "gloo")
+    }
+    assert serve["gloo"] == "sglang serve tiny-llama --tensor-parallel-size 2 --nnodes 2"
+    assert serve["r2ccl"] == (
+        "GLOO_SOCKET_IFNAME=rail0 R2CCL_MANAGEMENT= R2CCL_RAILS=rail0,rail1 "
+        f"{serve['gloo']} --distributed-backend r2ccl"
+    )
     stock = [text for name, text in said.items() if not name.startswith("r2ccl")]
     assert len(stock) == 4
     assert all("r2ccl" not in text for text in stock)

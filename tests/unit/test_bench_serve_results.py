@@ -174,6 +174,9 @@ def test_another_workload_is_another_measurement() -> None:
     assert one.key("carrier-loss") != one.key("healthy")
     other = options(workload=arrange([("b", 2)], 0, concurrency=1))
     assert one.key("carrier-loss") != other.key("carrier-loss")
+    assert one.key("carrier-loss") != options(engine="sglang").key("carrier-loss")
+    without_a_management_nic = options(scenarios={"mgmt-is-rail0": ()})
+    assert without_a_management_nic.key("mgmt-is-rail0") != one.key("healthy")
 
 
 def test_token_times_count_from_the_start_of_the_run() -> None:

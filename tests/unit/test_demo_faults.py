@@ -34,7 +34,7 @@ class FakeEngine:
         self.misses = misses
         self.comes_back = comes_back
         self.pauses = 0
-        self.log: list[tuple[str, str, int, int]] = []
+        self.log: list[tuple[str, str, int, int | None]] = []
         self._sent: Counter[int] = Counter({0: 0, 1: 0})
         self._events: list[Any] = []
 
@@ -48,14 +48,16 @@ class FakeEngine:
         return bool(self.log and self.pauses)
 
     def down(self) -> set[int] | None:
-        return {self.log[-1][-1]} if self.log and not self.comes_back else set()
+        rail = self.log[-1][-1] if self.log and not self.comes_back else None
+        return set() if rail is None else {rail}
 
     def events(self, begin_ns: int, end_ns: int) -> list[Any]:
         return self._events
 
     def make(self, kind: str, node: int, rail: int | None) -> None:
-        assert rail is not None
         self.log.append(("strike", kind, node, rail))
+        if rail is None:
+            return
         assert self.in_use is not None
         self.in_use = 1 - self.in_use
         if self.misses:
@@ -65,7 +67,6 @@ class FakeEngine:
             self._events = [event("replay", 1, 1, f"rail{rail}@node1"), event("stall", 4 * MS, 3)]
 
     def undo(self, kind: str, node: int, rail: int | None) -> None:
-        assert rail is not None
         self.log.append(("heal", kind, node, rail))
 
 
@@ -93,6 +94,19 @@ def test_the_rail_in_use_is_struck_and_healed() -> None:
     assert report.bytes_before == 8192
     assert report.stall_ms_max == 4.0
     assert report.problems() == []
+
+
+def test_the_management_nic_is_taken_away_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "AWAY_S", 0.1)
+    engine = FakeEngine(in_use=1)
+    played = striker(engine).management(node=1)
+    assert engine.log == [("strike", "carrier_loss", 1, None), ("heal", "carrier_loss", 1, None)]
+    assert played.rails == ()
+    assert played.healed_ns is not None
+    assert played.healed_ns - played.struck_ns >= 0.1e9
+    with pytest.raises(FaultError, match="carrier_loss fault on mgmt@node1 was over"):
+        striker(engine, decoding=lambda: False).management(node=1)
+    assert [word for word, *_ in engine.log] == ["strike", "heal"] * 2
 
 
 def test_a_strike_without_a_stall_is_repeated_and_counted() -> None:
@@ -201,6 +215,7 @@ def test_costs_are_added_up() -> None:
         event("replay", 1, 12, "rail1@node1"),
         event("replay", 50, 12, "rail0@node1"),  # on another rail
         event("rail_state", 0, 12, "rail1@node1"),
+        event("replay", 7, 12, "control@node1"),
         event("stall", 25 * MS // 10, 13),
         event("stall", 20 * MS, 70),
         event("stall", 900 * MS, 990),  # began long after the replay
@@ -226,7 +241,7 @@ def test_rail_names() -> None:
         rail_index("eth0")
 
 
-def test_counters_are_summed_over_workers_without_shared_memory(
+def test_counters_are_summed_over_workers_without_shared_memory_and_relays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def counters(name: str, kind: str, sent: int, state: str) -> Any:
@@ -239,19 +254,29 @@ def test_counters_are_summed_over_workers_without_shared_memory(
             counters("rail1@node1", "tcp", 1, "DOWN"),
             counters("rail0@node1", "shm", 1000, "UP"),
         ],
+        "r2ccl-3.journal": [
+            counters("rail0@node1", "tcp", 500, "DOWN"),
+            counters("rail1@node1", "tcp", 500, "UP"),
+        ],
     }
+    labels = {"r2ccl-1.journal": "rank 0", "r2ccl-2.journal": "rank 1"}
     for name in books:
         (tmp_path / name).touch()
     (tmp_path / "other.txt").touch()
     monkeypatch.setattr(
         faults.journal,
         "read",
-        lambda path, events: SimpleNamespace(rails=books[path.name], events=[]),
+        lambda path, events: SimpleNamespace(
+            rails=books[path.name],
+            events=[event("replay", 1, 1, path.name)] if events else [],
+            label=labels.get(path.name, "relay of node 1"),
+        ),
     )
     journals = Journals([tmp_path])
     assert journals.sent_bytes() == Counter({0: 12, 1: 1})
     assert not journals.all_up()
-    assert journals.down() == {1}
+    assert journals.down() == {0, 1}
+    assert [one.rail for one in journals.events(0, 2 * MS)] == list(labels)
     assert Journals([]).down() is None
 
 

@@ -10,8 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from timely import timely
@@ -22,10 +23,11 @@ pytest.importorskip("tokenizers")
 from aiohttp import web
 
 from r2serve.demo.flow import tokens_for
+from r2serve.lab.nodes import Node
 from r2serve.lab.serving import load, workdir
 from r2serve.lab.serving.client import Load, LoadError, Run
 from r2serve.lab.serving.model import TinyLlama, make_tiny_llama, prompts
-from r2serve.lab.serving.places import LocalPlace, free_port
+from r2serve.lab.serving.places import LabPlace, LocalPlace, free_port
 from r2serve.lab.serving.plan import MAX_MODEL_LEN, Plan
 from r2serve.lab.serving.serve import environment, first_error
 
@@ -92,6 +94,25 @@ def test_stock_data_and_r2ccl_bootstrap_take_different_ports(tmp_path: Path) -> 
     assert env(True, True)["GLOO_SOCKET_IFNAME"] == "mgmt0"
     assert env(True, False)["R2CCL_NODE"] == "per-rank"
     assert "R2CCL_FAULT_FILE" not in env(True, True)
+
+
+def test_the_control_traffic_of_vllm_takes_the_path_that_users_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("R2CCL_CONTROL", raising=False)
+    plan = Plan("x", tmp_path, True, True, tmp_path, 8)
+    assert "R2CCL_CONTROL" not in environment(plan, LocalPlace(), 0)
+    direct = replace(plan, settings={"R2CCL_CONTROL": "direct"})
+    assert environment(direct, LocalPlace(), 0)["R2CCL_CONTROL"] == "direct"
+
+
+def test_a_node_without_a_management_nic_has_the_address_of_a_rail() -> None:
+    node = Node(1, 2, cast("Any", None), False)
+    assert [LabPlace(node, rail).address for rail in (None, 0, 1)] == [
+        "10.77.0.2",
+        "10.77.1.2",
+        "10.77.2.2",
+    ]
 
 
 def _event(data: object) -> bytes:

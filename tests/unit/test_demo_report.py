@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from r2serve.demo.report import BaselineReport, FaultReport, Mismatch, Report, compare, render
+from r2serve.demo.report import (
+    BaselineReport,
+    FaultReport,
+    ManagementReport,
+    Mismatch,
+    Report,
+    compare,
+    render,
+)
 from r2serve.lab.serving.client import Request, Run
 
 
@@ -49,6 +57,7 @@ def good_report() -> Report:
             fault("carrier_loss", "rail0@node0", "rail1@node0"),
             fault("black_hole", "rail1@node1", "rail0@node1"),
         ],
+        management=ManagementReport(1, 3.0004, 41.25),
         tokens_per_s={"undisturbed": 400.0, "disturbed": 390.0},
         decode_step_ms=9.5,
     )
@@ -78,6 +87,12 @@ def test_json_has_the_promised_fields() -> None:
     for item in data["faults"]:
         assert wanted <= set(item)
     assert data["faults"][0]["stall_ms_max"] == 3.25
+    assert data["management"] == {
+        "kind": "carrier_loss",
+        "node": 1,
+        "away_s": 3.0,
+        "longest_gap_ms": 41.25,
+    }
     assert data["baseline"] is None
 
 
@@ -114,6 +129,11 @@ def test_a_fault_that_proves_nothing_fails_the_demo(change: dict[str, Any], prob
         ("mismatches", [Mismatch(3, 17)], "request 3: token 17 differs"),
         ("compared", False, "not compared"),
         ("faults", [], "the carrier_loss fault was not made"),
+        (
+            "management",
+            ManagementReport(1, 3.0, 3100.0),
+            "management NIC of node 1 away for 3.0 s: no token for 3.1 s",
+        ),
         ("errors", ["the server ended"], "the server ended"),
     ],
 )
@@ -141,6 +161,23 @@ def test_the_table_shows_the_outcome() -> None:
     text = shown(good_report())
     for wanted in ("8 of 8", "identical", "rail0@node0", "black_hole", "3.2", "passed"):
         assert wanted in text
+
+
+def test_the_management_nic_is_shown_if_there_is_any() -> None:
+    report = good_report()
+    assert "management NIC of node 1 away for 3.0 s" in shown(report)
+    assert "41 ms" in shown(report)
+    report.management = None
+    assert report.passed
+    assert report.to_json()["management"] is None
+    assert "management" not in shown(report)
+
+
+def test_a_gap_counts_if_it_overlaps_the_fault() -> None:
+    run = Run((Request((1, 2, 3), (0, 40_000_000, 50_000_000), "", True),))
+    assert run.longest_gap_ms(30_000_000, 45_000_000) == 40.0
+    assert run.longest_gap_ms(40_000_000, 45_000_000) == 10.0
+    assert run.longest_gap_ms(60_000_000, 70_000_000) is None
 
 
 def test_the_table_shows_a_failure() -> None:

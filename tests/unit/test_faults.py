@@ -6,7 +6,7 @@ from pathlib import Path
 
 from r2serve import faults
 from r2serve.drills.order import KINDS as DRILLS
-from r2serve.lab.kinds import KINDS, MANAGEMENT_KINDS
+from r2serve.lab.kinds import KINDS
 from r2serve.observe import journal
 
 
@@ -24,7 +24,6 @@ def test_an_old_word_maps_to_one_kind() -> None:
 
 def test_every_fault_kind_in_use_is_in_the_table() -> None:
     assert {*DRILLS, *KINDS, *journal.FAULTS[1:]} <= set(faults.FAULT_KINDS)
-    assert {f"mgmt_{name}" for name in MANAGEMENT_KINDS} <= set(faults.FAULT_KINDS)
 
 
 def test_the_page_prints_the_table() -> None:

@@ -26,21 +26,21 @@ class FakeLab:
     rails = 2
 
     def __init__(self) -> None:
-        self.log: list[tuple[float, str, int, int]] = []
+        self.log: list[tuple[float, str, int, int | None]] = []
         self.lost: set[int] = set()
         self.in_use = 1
         self.deaf = False
         self.begun = time.monotonic()
         self._ticks = itertools.count(1)
 
-    def make(self, lab: object, node: int, rail: int) -> None:
+    def make(self, lab: object, node: int, rail: int | None) -> None:
         assert lab is self
-        self.lost.add(rail)
+        self.lost |= set() if rail is None else {rail}
         self.log.append((time.monotonic() - self.begun, "make", node, rail))
 
-    def undo(self, lab: object, node: int, rail: int) -> None:
+    def undo(self, lab: object, node: int, rail: int | None) -> None:
         assert lab is self
-        self.lost.discard(rail)
+        self.lost -= {rail}
         self.log.append((time.monotonic() - self.begun, "undo", node, rail))
 
     def down(self) -> set[int] | None:
@@ -49,7 +49,7 @@ class FakeLab:
     def sent_bytes(self) -> Counter[int]:
         return Counter({self.in_use: 4096 * next(self._ticks)})
 
-    def steps(self) -> list[tuple[str, int, int]]:
+    def steps(self) -> list[tuple[str, int, int | None]]:
         return [entry[1:] for entry in self.log]
 
 
@@ -109,6 +109,16 @@ def test_a_second_fault_strikes_while_the_first_lasts(lab: FakeLab) -> None:
     assert made.play()
     assert lab.steps() == [("make", 0, 0), ("make", 1, 1), ("undo", 1, 1), ("undo", 0, 0)]
     assert [one.label for one in made.played] == ["loss", "loss, second fault"]
+    late_s = made.played[1].late_s  # the first fault ends 0.6 s later
+    timely(lambda: late_s < 0.6, f"the second fault is {late_s:.2f} s late", within_s=0)
+
+
+def test_the_management_nic_is_lost_while_a_rail_is_lost(lab: FakeLab) -> None:
+    faults = (Fault(0.0, "loss", 0, 0, 0.9), Fault(0.3, "loss", 1, Aim.MANAGEMENT, 0.5))
+    made = player(lab, *faults)
+    assert made.play()
+    assert lab.steps() == [("make", 0, 0), ("make", 1, None), ("undo", 1, None), ("undo", 0, 0)]
+    assert [one.rails for one in made.played] == [(0,), ()]
     late_s = made.played[1].late_s  # the first fault ends 0.6 s later
     timely(lambda: late_s < 0.6, f"the second fault is {late_s:.2f} s late", within_s=0)
 

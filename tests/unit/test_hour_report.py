@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from r2serve.demo.hour.report import HourReport, WrongRequest, render, wrong_requests
+from r2serve.demo.hour.report import (
+    HourReport,
+    Outcome,
+    WrongRequest,
+    render,
+    wrong_requests,
+)
 from r2serve.demo.hour.run import request_tokens
 from r2serve.demo.hour.stalls import cause_of, fault_of, stalls_of, unprovoked, was_noticed
 from r2serve.lab.player import Played
@@ -126,6 +133,13 @@ def test_a_fault_is_noticed_if_each_of_its_rails_leaves_up() -> None:
     assert not was_noticed(fault, [first, move(9_990, "rail1@node0", "UP->DOWN carrier_loss")])
     assert not was_noticed(fault, [first, move(12_900, "rail1@node0", "UP->DOWN carrier_loss")])
     assert not was_noticed(fault, [first, move(10_500, "rail1@node0", "SUSPECT->UP")])
+
+
+def test_a_fault_of_the_management_nic_is_seen_at_the_control_rail() -> None:
+    fault = replace(played("carrier_loss, management NIC", 10, (0,)), rails=())
+    assert was_noticed(fault, [move(10_010, "control@node0", "UP->DOWN carrier_loss")])
+    assert not was_noticed(fault, [move(10_010, "rail0@node0", "UP->DOWN carrier_loss")])
+    assert Outcome(fault, noticed=False).problems() == []
 
 
 def test_rails_leaving_up_between_faults_are_counted() -> None:

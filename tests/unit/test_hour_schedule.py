@@ -30,8 +30,11 @@ def test_an_hour_has_every_kind_at_every_port(seed: int) -> None:
     assert len(hour.faults) > 40
     assert {fault.kind for fault in hour.faults} == set(KINDS)
     assert {(f.node, f.rail) for f in hour.faults if isinstance(f.rail, int)} == PORTS
-    for aim in (Aim.IN_USE, Aim.IDLE):
+    for aim in (Aim.IN_USE, Aim.IDLE, Aim.MANAGEMENT):
         assert {fault.node for fault in hour.faults if fault.rail is aim} == {0, 1}
+    assert len({fault.kind for fault in hour.faults if fault.rail is Aim.MANAGEMENT}) >= 4
+    pairs = itertools.pairwise(hour.faults)
+    assert any(a.rail is Aim.MANAGEMENT and b.at_s < a.end_s for a, b in pairs)
     outages = [fault for fault in hour.faults if fault.rail is Aim.ALL]
     assert [fault.duration_s for fault in outages] == [8.0]
     seconds = [i for i in range(len(hour.faults)) if is_second(hour.faults, i)]
@@ -50,6 +53,13 @@ def test_a_part_of_an_hour_has_no_long_outage() -> None:
     assert max(fault.end_s for fault in part.faults) <= 30
     assert all(fault.rail is not Aim.ALL for fault in part.faults)
     assert any(is_second(part.faults, i) for i in range(len(part.faults)))
+    assert any(fault.rail is Aim.MANAGEMENT for fault in part.faults)
+
+
+def test_all_kinds_strike_the_management_nic_in_some_hours() -> None:
+    hours = (compressed_hour(seed) for seed in SEEDS)
+    kinds = {f.kind for hour in hours for f in hour.faults if f.rail is Aim.MANAGEMENT}
+    assert kinds == set(KINDS)
 
 
 def test_more_nodes_and_rails_are_covered_too() -> None:
@@ -66,7 +76,7 @@ def test_a_new_kind_needs_one_entry_in_the_table(monkeypatch: pytest.MonkeyPatch
     dim = [index for index, fault in enumerate(hour.faults) if fault.kind == "dim"]
     assert len(dim) >= 2
     # A rail that is both idle and dim, or dim while the other rail is lost, would go unnoticed.
-    assert all(hour.label(index) == "dim" for index in dim)
+    assert {hour.label(index) for index in dim} <= {"dim", "dim, management NIC"}
 
 
 @pytest.mark.parametrize(("seconds", "rails", "field"), [(5, 2, "seconds"), (300, 1, "rails")])
@@ -117,11 +127,19 @@ def test_a_rail_is_not_taken_twice_at_once(node: int) -> None:
     Schedule((GOOD, replace(GOOD, at_s=3.0, node=node)), 10)
 
 
-@pytest.mark.parametrize("aim", list(Aim))
-def test_only_faults_of_given_rails_overlap(aim: Aim) -> None:
+@pytest.mark.parametrize("aim", [Aim.IN_USE, Aim.IDLE, Aim.ALL])
+def test_only_faults_of_given_ports_overlap(aim: Aim) -> None:
     for pair in ((GOOD, replace(GOOD, at_s=2.0, rail=aim)), (replace(GOOD, rail=aim), GOOD)):
         with pytest.raises(ScheduleError, match=r"^faults\[1\]\.at_s is"):
             Schedule(pair, 10)
+
+
+def test_a_rail_is_lost_after_the_management_nic_and_before() -> None:
+    away = replace(GOOD, at_s=2.0, rail=Aim.MANAGEMENT)
+    Schedule((GOOD, away), 10)
+    Schedule((away, replace(GOOD, at_s=3.0)), 10)
+    with pytest.raises(ScheduleError, match=r"^faults\[1\]\.rail is .* already hit by faults\[0\]"):
+        Schedule((away, replace(away, at_s=3.0)), 10)
 
 
 def test_some_rail_comes_back_in_time() -> None:
@@ -147,15 +165,19 @@ def test_labels_name_special_faults() -> None:
             Fault(5.0, "flap", 0, Aim.IN_USE, 1.0),
             Fault(7.0, "address_loss", 0, Aim.IDLE, 1.0),
             Fault(9.0, "carrier_loss", 0, Aim.ALL, 1.0),
+            Fault(11.0, "reset", 0, 0, 3.0),
+            Fault(12.0, "black_hole", 1, Aim.MANAGEMENT, 1.0),
         ),
         20,
     )
-    assert [hour.label(index) for index in range(5)] == [
+    assert [hour.label(index) for index in range(7)] == [
         "carrier_loss",
         "peer_port_loss, second fault",
         "flap",
         "address_loss, idle rail",
         "carrier_loss, all rails",
+        "reset",
+        "black_hole, management NIC, second fault",
     ]
 
 

@@ -60,7 +60,8 @@ def wrong_requests(reference: Run, run: Run) -> list[WrongRequest]:
 class Outcome:
     """A fault and the consequences. noticed: each faulted rail left UP at a worker.
 
-    stalls_ms: stalls of collectives. gap_ms: longest gap between a client's tokens.
+    stalls_ms: stalls of collectives. gap_ms: longest gap between a client's tokens. A fault of the
+    management NIC need not be noticed: the control rail carries little.
     """
 
     played: Played
@@ -72,7 +73,7 @@ class Outcome:
         fault = self.played.fault
         where = f"{self.played.label} at {fault.at_s:g} s, node {fault.node}"
         found = []
-        if KINDS[fault.kind].leaves_up and not self.noticed:
+        if self.played.rails and KINDS[fault.kind].leaves_up and not self.noticed:
             found.append(f"{where}: no worker noticed the fault")
         if self.played.back_ns is None:
             found.append(f"{where}: not all rails rejoined")

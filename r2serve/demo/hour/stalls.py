@@ -101,7 +101,10 @@ def _weigh(event: Event) -> tuple[int, str]:
 
 
 def was_noticed(one: Played, events: Iterable[Event]) -> bool:
-    """Returns True if each rail hit by the fault left UP for at least 1 worker."""
+    """Returns True if each rail hit by the fault left UP for at least 1 worker.
+
+    The control rail is the rail of the management NIC.
+    """
     end_ns = 2**63 if one.healed_ns is None else one.healed_ns + AFTERMATH_NS
     left = {
         event.rail.partition("@")[0]
@@ -110,7 +113,8 @@ def was_noticed(one: Played, events: Iterable[Event]) -> bool:
         and event.text.startswith("UP->")
         and one.struck_ns <= event.time_ns <= end_ns
     }
-    return all(f"rail{rail}" in left for rail in one.rails)
+    hit = [f"rail{rail}" for rail in one.rails] or ["control"]
+    return left.issuperset(hit)
 
 
 def unprovoked(played: Sequence[Played], events: Iterable[Event]) -> int:

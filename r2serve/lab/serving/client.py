@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import statistics
@@ -82,6 +83,19 @@ class Run:
     def overall_tokens_per_second(self) -> float:
         times = [time_ns for request in self.requests for time_ns in request.times_ns]
         return self.tokens_per_second(min(times), max(times) + 1) if times else 0.0
+
+    def longest_gap_ms(self, begin_ns: int, end_ns: int) -> float | None:
+        """Returns the longest time between two tokens of a request that overlaps the time span.
+
+        None without two such tokens.
+        """
+        gaps = [
+            (b - a) / 1e6
+            for request in self.requests
+            for a, b in itertools.pairwise(request.times_ns)
+            if b > begin_ns and a < end_ns
+        ]
+        return max(gaps, default=None)
 
     def step_ms(self, begin_ns: int = 0, end_ns: int = 2**63) -> float:
         """Returns the median decode step for tokens in [begin_ns, end_ns), ms; 0 = unknown."""

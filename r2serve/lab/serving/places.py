@@ -46,16 +46,20 @@ class Place(Protocol):
 
 
 class LabPlace:
-    """A node of a lab."""
+    """A node of a lab.
 
-    def __init__(self, node: Node) -> None:
+    rail: the rail that carries control traffic, too; None: the node has a management NIC.
+    """
+
+    def __init__(self, node: Node, rail: int | None = None) -> None:
         self._node = node
+        self._rail = rail
         self.popen = node.popen
         self.kill_all = node.kill_all
 
     @property
     def address(self) -> str:
-        return self._node.management_address
+        return self._node.address(self._rail)
 
 
 class LocalPlace(Starter):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from r2serve.lab.serving.places import Place
@@ -22,8 +21,6 @@ def environment(plan: Plan, place: Place, index: int) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_HOST_IP": place.address,
-        # The recorded figures are of direct connections; the variable or a plan chooses rails.
-        "R2CCL_CONTROL": os.environ.get("R2CCL_CONTROL", "direct"),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CACHE_ROOT": str(folder / "vllm-cache"),
         "VLLM_CONFIG_ROOT": str(folder / "vllm-config"),

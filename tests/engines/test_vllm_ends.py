@@ -53,6 +53,35 @@ def test_a_peer_that_dies_while_nothing_runs_ends_both_nodes(
     timely(lambda: took_s < LINK_TIMEOUT_S + 3, f"the worker ended after {took_s:.1f} s", 0)
 
 
+@pytest.mark.case("28", "the follower ended its workers, and no stream finished")
+@pytest.mark.parametrize("first", [0, 1], ids=["the leader first", "the follower first"])
+def test_both_nodes_told_to_stop_finish_their_streams(
+    start_engine: Callable[..., Engine], first: int
+) -> None:
+    """The follower serves until the leader has ended; no rail is charged, and no node hangs."""
+    flags = [*FLAG, *EXACT, "--shutdown-timeout", "120"]
+    engine = start_engine(2, flags, [RAILS | {"R2CCL_NODE": f"node{node}"} for node in range(2)])
+    asks = [lambda one=one: completion(engine, one) for one in prompts(4)]
+    expected = together(asks)
+    answers: list[list[list[str]]] = []
+    asking = threading.Thread(target=lambda: answers.append(together(asks)))
+    asking.start()
+    timely(lambda: engine.running() == 4, "four streams run", every_s=0.05)
+    workers = [worker for node in engine.nodes for worker in node.workers()]
+    engine.nodes[first].process.send_signal(signal.SIGTERM)
+    time.sleep(0.4)
+    assert asking.is_alive()
+    assert all(worker.is_running() for worker in workers)
+    engine.nodes[1 - first].process.send_signal(signal.SIGTERM)
+    asking.join()
+    assert answers == [expected]
+    for node in engine.nodes:
+        ended(node.process, "a node after SIGTERM", within_s=120)
+        assert node.process.poll() == 0, node.log[-3000:]
+        assert not re.findall(r".*(?:DOWN \(|the fault is at).*", node.log)
+    assert "the workers of this node end: the leader node has ended" in engine.nodes[1].log
+
+
 @pytest.mark.case("SIGTERM", "not tried with a lost rail")
 def test_eight_streams_end_in_good_order_while_a_rail_is_down(
     start_engine: Callable[..., Engine], tmp_path: Path

@@ -64,7 +64,10 @@ def engine_config(**additional: Any) -> SimpleNamespace:
         mode=CompilationMode.VLLM_COMPILE, compile_sizes=None, pass_config=SimpleNamespace()
     )
     return SimpleNamespace(
-        parallel_config=parallel, compilation_config=compilation, additional_config=additional
+        parallel_config=parallel,
+        compilation_config=compilation,
+        additional_config=additional,
+        shutdown_timeout=0,
     )
 
 

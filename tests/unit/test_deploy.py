@@ -43,6 +43,8 @@ KUBERNETES = ROOT / "deploy" / "kubernetes"
 
 SCRAPED = {"job", "instance"}
 """Labels added by a scrape."""
+ENDS_WITHIN_S = 20
+"""Time of vLLM's processes to end after the last request: 5 s, SIGTERM, 4 s, SIGKILL, a node."""
 KUBERNETES_VERSIONS = ("1.29", kubernetes_validate.latest_version())
 
 Json = dict[str, Any]
@@ -586,6 +588,29 @@ def test_options_of_r2ccl_in_the_manifests_exist() -> None:
         assert given["R2CCL_RAILS"] == ",".join(rails)
 
 
+def seconds_before_stop(engine: Json) -> int:
+    command, seconds = engine["lifecycle"]["preStop"]["exec"]["command"]
+    assert command == "sleep"
+    return int(seconds)
+
+
+def shutdown_timeout(engine: Json) -> int:
+    (found,) = [word for word in engine["args"] if word.startswith("--shutdown-timeout=")]
+    return int(found.partition("=")[2])
+
+
+@pytest.mark.case("28", "the follower ended its workers, and no stream finished")
+def test_a_stopped_pod_has_time_for_its_requests() -> None:
+    """The worker is stopped after the leader, outlasts it, and no pod is killed meanwhile."""
+    leader, worker = (container(template, "engine") for template in pod_templates())
+    assert shutdown_timeout(leader) == shutdown_timeout(worker) > 0
+    assert 0 < seconds_before_stop(leader) < seconds_before_stop(worker)
+    for template in pod_templates():
+        engine = container(template, "engine")
+        needed = seconds_before_stop(engine) + shutdown_timeout(engine) + ENDS_WITHIN_S
+        assert template["spec"]["terminationGracePeriodSeconds"] >= needed
+
+
 PARSE = """
 import json, sys
 from vllm.entrypoints.cli.serve import cmd_init
@@ -595,7 +620,7 @@ parser = FlexibleArgumentParser()
 (serve,) = cmd_init()
 serve.subparser_init(parser.add_subparsers())
 asked = ("model_tag", "tensor_parallel_size", "nnodes", "node_rank", "master_addr", "master_port",
-    "headless", "distributed_backend")
+    "headless", "distributed_backend", "shutdown_timeout")
 for line in json.loads(sys.argv[1]):
     found = vars(parser.parse_args(line))
     print(json.dumps({name: found[name] for name in asked}))
@@ -627,5 +652,6 @@ def test_vllm_accepts_the_command_lines(tmp_path: Path) -> None:
     assert (leader["node_rank"], worker["node_rank"]) == (0, 1)
     assert (leader["headless"], worker["headless"]) == (False, True)
     assert (leader["nnodes"], leader["distributed_backend"]) == (2, "r2ccl")
+    assert leader["shutdown_timeout"] == shutdown_timeout(engines[0])
     gpus = container(pod_templates(with_gpus=True)[0], "engine")["resources"]["limits"]
     assert leader["tensor_parallel_size"] == 2 * int(gpus["nvidia.com/gpu"])

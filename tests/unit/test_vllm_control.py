@@ -16,7 +16,13 @@ import pytest
 from r2serve.config import Config
 from r2serve.engines.vllm import carried, control, ending, exit_status
 from r2serve.engines.vllm.control import Site, addresses_of, rewrite, site_of
-from r2serve.errors import ConfigError, PeerClosedError, PeerLostError, StartupTimeoutError
+from r2serve.errors import (
+    ConfigError,
+    PeerClosedError,
+    PeerLostError,
+    R2cclError,
+    StartupTimeoutError,
+)
 from r2serve.relay.client import Carried
 from r2serve.relay.parent import Failure
 from r2serve.variables import MANAGEMENT, RELAY
@@ -334,3 +340,22 @@ def test_a_process_without_a_relay_is_unchanged(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(RELAY, "10.0.0.0/1")
     with pytest.raises(ConfigError, match=r"R2SERVE_RELAY is '10\.0\.0\.0/1'"):
         control.join()
+
+
+@pytest.mark.parametrize(
+    ("error", "told", "ends"),
+    [
+        (PeerLostError("gone"), True, True),
+        (PeerClosedError("has ended"), False, True),
+        (PeerClosedError("has ended"), True, False),
+    ],
+)
+def test_the_end_of_the_relay_ends_the_engine_unless_its_node_stops_in_order(
+    monkeypatch: pytest.MonkeyPatch, error: R2cclError, told: bool, ends: bool
+) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(control, "CLOSED_S", 0.0)
+    monkeypatch.setattr(control.ending, "end_engine", ended.append)
+    monkeypatch.setattr(control.stopping, "_told", told)
+    control._lost(error)
+    assert bool(ended) is ends

@@ -250,6 +250,7 @@ def ranges(
         compilation_config=CompilationConfig(compile_ranges_endpoints=own),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=8192),
         additional_config={},
+        shutdown_timeout=0,
     )
     # set later, because vLLM looks for Ray's package
     config.parallel_config.distributed_executor_backend = executor

@@ -31,25 +31,36 @@ def engine() -> Engine:
 
 
 @pytest.fixture
-def members(engine: Engine) -> Members:
-    return Members(lambda: [(Engine(), 10.0), (engine, 10.0)])
+def closed() -> list[str]:
+    """A text for each report of a closed peer."""
+    return []
 
 
-def test_a_lost_peer_ends_the_worker_at_once(engine: Engine, members: Members) -> None:
+@pytest.fixture
+def members(engine: Engine, closed: list[str]) -> Members:
+    return Members(lambda: [(Engine(), 10.0), (engine, 10.0)], lambda: closed.append("closed"))
+
+
+def test_a_lost_peer_ends_the_worker_at_once(
+    engine: Engine, members: Members, closed: list[str]
+) -> None:
     assert members.look(100.0) is None
     engine.error = PeerLostError("no rail")
     assert members.look(100.5) is engine.error
+    assert not closed
 
 
 @pytest.mark.parametrize("kind", [PeerClosedError, AbortedError])
 def test_an_end_in_good_order_has_time(
-    engine: Engine, members: Members, kind: type[R2cclError]
+    engine: Engine, members: Members, closed: list[str], kind: type[R2cclError]
 ) -> None:
     """Both nodes of an engine stop one after the other, within the link timeout."""
     engine.error = kind("closed")
     assert members.look(100.0) is None
+    assert closed == ["closed"]
     assert members.look(109.9) is None
     assert members.look(110.0) is engine.error
+    assert closed == ["closed"], "once"
 
 
 def test_the_time_starts_again_after_a_good_look(engine: Engine, members: Members) -> None:

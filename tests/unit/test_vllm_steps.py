@@ -184,6 +184,7 @@ def test_a_stall_and_a_mismatch_have_the_same_step_number(monkeypatch: pytest.Mo
     class Base:
         def __init__(self) -> None:
             names = SimpleNamespace(served_model_name="m")
+            self.local_rank = 0
             self.vllm_config = SimpleNamespace(
                 model_config=names, parallel_config=SimpleNamespace(data_parallel_index=0)
             )

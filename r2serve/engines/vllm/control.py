@@ -20,7 +20,7 @@ from typing import Any
 
 from r2serve.config import Config
 from r2serve.engines import flag
-from r2serve.engines.vllm import ending, exit_status
+from r2serve.engines.vllm import ending, exit_status, stopping
 from r2serve.engines.vllm.host_address import host_address
 from r2serve.errors import ConfigError, PeerClosedError, R2cclError
 from r2serve.ports.addresses import parse
@@ -273,6 +273,8 @@ def _lost(error: Failure) -> None:
     """Ends the engine after the end of the relay, in a thread of the relay's parent."""
     if isinstance(error, PeerClosedError):
         time.sleep(CLOSED_S)
+        if stopping.told_to_stop():
+            return  # the leader has ended, so this node ends, too
     text = f"{type(error).__name__}: {error}"
     _LOG.error("the relay of this node has ended, so the engine exits: %s", text)
     exit_status.report(text)

@@ -29,7 +29,11 @@ _LOG = logging.getLogger(__name__)
 VARIABLE = "R2SERVE_FAILURES"
 """Name of the socket, inherited by the processes of the engine."""
 EXIT_STATUS = 70  # EX_SOFTWARE of sysexits(3)
+STOPPED = (0, -signal.SIGTERM, -signal.SIGINT)
+"""Exit codes of a worker that was told to stop."""
 _MAX_BYTES = 2048
+_CLOSED = b"\0closed"
+"""Message about a peer that has closed; a reason has no NUL."""
 DEATHS = logging.getLogger("vllm").getChild("v1.executor.multiproc_executor")
 """Logger of vLLM's message about a worker that ended."""
 DEATH = "Worker proc %s died unexpectedly"
@@ -42,6 +46,10 @@ class Failures:
     def __init__(self) -> None:
         """Raises OSError if the socket cannot be made."""
         self.name = f"r2serve-failures-{os.getpid()}-{secrets.token_hex(8)}"
+        self.reason = ""
+        """Reason of the first failed worker; empty: none failed."""
+        self.peer_closed = False
+        """Whether a peer of a worker has closed."""
         self._process = os.getpid()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
@@ -52,13 +60,17 @@ class Failures:
         """Closes the socket in a forked child."""
         self._socket.close()
 
-    def first(self) -> str:
-        """Returns the reason of the first failed worker; empty: none failed."""
+    def read(self) -> None:
+        """Reads the messages of the workers so far."""
         if os.getpid() != self._process:
-            return ""
+            return
         with contextlib.suppress(BlockingIOError):
-            return self._socket.recv(_MAX_BYTES).decode(errors="replace")
-        return ""
+            while True:
+                message = self._socket.recv(_MAX_BYTES)
+                if message == _CLOSED:
+                    self.peer_closed = True
+                elif not self.reason:
+                    self.reason = message.decode(errors="replace")
 
 
 _failures: Failures | None = None
@@ -95,28 +107,46 @@ class _Deaths(logging.Filter):
 
 def _was_told_to_stop(arguments: object) -> bool:
     """Whether the message's exit code is that of a worker that a supervisor has stopped, too."""
-    codes = (0, -signal.SIGTERM, -signal.SIGINT)
-    return isinstance(arguments, tuple) and len(arguments) > 1 and arguments[1] in codes
+    return isinstance(arguments, tuple) and len(arguments) > 1 and arguments[1] in STOPPED
 
 
 def report(reason: str) -> None:
     """Tells the first process that this worker fails; without such a process does nothing."""
+    _tell(reason.encode()[:_MAX_BYTES])
+
+
+def report_closed() -> None:
+    """Tells the first process that a peer has closed its communicator."""
+    _tell(_CLOSED)
+
+
+def peer_closed() -> bool:
+    """Whether a worker of this first process has reported a closed peer."""
+    if _failures is None:
+        return False
+    _failures.read()
+    return _failures.peer_closed
+
+
+def _tell(message: bytes) -> None:
     name = os.environ.get(VARIABLE)
     if not name:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as telling:
         telling.setblocking(False)
         try:
-            telling.sendto(reason.encode()[:_MAX_BYTES], "\0" + name)
+            telling.sendto(message, "\0" + name)
         except OSError as error:
-            _LOG.debug("the first process does not hear of the failure: %s", error)
+            _LOG.debug("the first process does not hear of this worker: %s", error)
 
 
 def _at_exit() -> None:
-    reason = _failures.first() if _failures is not None else ""
-    if not reason:
+    if _failures is None:
         return
-    _LOG.error("exit status %d: a worker failed: %s", EXIT_STATUS, reason)
+    _failures.read()
+    if not _failures.reason:
+        return
+    _LOG.error("exit status %d: a worker failed: %s", EXIT_STATUS, _failures.reason)
     # Exit functions that were registered before this one do not run. These two end children, and
     # remove folders.
     multiprocessing.util._exit_function()  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from r2serve import process
 from r2serve.engines.vllm.ending import end_worker_now
+from r2serve.engines.vllm.exit_status import report_closed
 from r2serve.errors import PeerLostError, R2cclError
 
 LOOK_S = 0.5
@@ -33,9 +34,17 @@ class Watched(Protocol):
 class Members:
     """Decides when the members of the open communicators are gone for good."""
 
-    def __init__(self, opened: Callable[[], Sequence[tuple[Watched, float]]]) -> None:
-        """``opened`` returns the open engines, each with its ``link_timeout_s``."""
+    def __init__(
+        self,
+        opened: Callable[[], Sequence[tuple[Watched, float]]],
+        told_closed: Callable[[], None],
+    ) -> None:
+        """``opened`` returns the open engines, each with its ``link_timeout_s``.
+
+        ``told_closed`` is called once for each engine with a peer that has closed.
+        """
         self._opened = opened
+        self._told_closed = told_closed
         self._since_s: dict[int, float] = {}
 
     def look(self, now_s: float) -> R2cclError | None:
@@ -51,6 +60,8 @@ class Members:
             except PeerLostError as error:
                 return error
             except R2cclError as error:
+                if id(engine) not in self._since_s:
+                    self._told_closed()
                 since_s = self._since_s.get(id(engine), now_s)
                 if now_s - since_s >= link_timeout_s:
                     return error
@@ -59,9 +70,10 @@ class Members:
         return None
 
 
-def watch_once() -> None:
+def watch_once(local_rank: int) -> None:
     """Starts the thread, once, if this process is a worker of vLLM.
 
+    Worker 0 of a node tells the node's first process of a closed peer, see :mod:`.stopping`.
     A process without a multiprocessing parent (``vllm.LLM`` without worker processes, a Ray actor)
     goes on; its next call raises.
     """
@@ -69,11 +81,18 @@ def watch_once() -> None:
     if _started or multiprocessing.parent_process() is None:
         return
     _started = True
-    threading.Thread(target=_follow, name="r2serve-members", daemon=True).start()
+    told_closed = report_closed if local_rank == 0 else _nothing
+    threading.Thread(
+        target=_follow, args=(told_closed,), name="r2serve-members", daemon=True
+    ).start()
 
 
-def _follow() -> None:
-    members = Members(_opened)
+def _nothing() -> None:
+    """Tells no process."""
+
+
+def _follow(told_closed: Callable[[], None]) -> None:
+    members = Members(_opened, told_closed)
     while True:
         time.sleep(LOOK_S)
         error = members.look(time.monotonic())

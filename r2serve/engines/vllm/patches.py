@@ -253,7 +253,7 @@ _WORKER_ROWS = (
         *of_each(WORKERS, "execute_model", "self, scheduler_output"),
         *of_each(WORKERS, "sample_tokens", "self, grammar_output"),
         *of_each(WORKERS, "checkpoint_prepare", "self"),
-        *(Has(base, ("vllm_config",)) for base in WORKERS),
+        *(Has(base, ("local_rank", "vllm_config")) for base in WORKERS),
         Has(_PARALLEL, ("data_parallel_index", "worker_cls")),
         Has("vllm.config.ModelConfig", ("served_model_name",)),
     ),
@@ -289,6 +289,33 @@ _WORKER_ROWS = (
                 "proc.name",
                 "proc.exitcode",
             ),
+        ),
+    ),
+    row(
+        "exit of a follower node",
+        "an exit function keeps the workers of a follower that is told to stop until its leader "
+        "has ended, for at most --shutdown-timeout; relies on workers that end in an exit function",
+        "a follower that is told to stop keeps its workers while its leader finishes requests",
+        Has("vllm.config.VllmConfig", ("shutdown_timeout",)),
+        Has(_PARALLEL, ("node_rank_within_dp",)),
+        InOrder(
+            "vllm.entrypoints.cli.serve.run_headless",
+            (
+                "engine_args.create_engine_config",
+                "SystemExit",
+                "signal.signal",
+                "parallel_config.node_rank_within_dp",
+                "MultiprocExecutor",
+                "executor.start_worker_monitor",
+            ),
+        ),
+        InOrder(
+            "vllm.v1.executor.multiproc_executor.MultiprocExecutor._init_executor",
+            ("weakref.finalize", "self.shutdown"),
+        ),
+        InOrder(
+            "vllm.v1.executor.multiproc_executor.WorkerProc.make_worker_process",
+            ("context.Process", "daemon="),
         ),
     ),
     row(

@@ -16,7 +16,14 @@ import vllm
 
 from r2serve.config import Config
 from r2serve.engines import flag, releases, sidecar
-from r2serve.engines.vllm import carried, classes, combinations, exit_status, same_flag
+from r2serve.engines.vllm import (
+    carried,
+    classes,
+    combinations,
+    exit_status,
+    same_flag,
+    stopping,
+)
 from r2serve.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -79,6 +86,7 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
                 _note_in(vllm_config)
                 _follow_steps(vllm_config.parallel_config)
                 exit_status.listen_once()
+                stopping.keep_workers_once(vllm_config)
                 sidecar.start_once()
 
         @classmethod

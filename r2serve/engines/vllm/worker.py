@@ -46,7 +46,7 @@ def make_worker(base: type[Any], name: str) -> type[Any]:
             self._r2serve_steps = FollowedSteps(_about(self.vllm_config))
             drafts = getattr(self.vllm_config, "speculative_config", None) is not None
             self._r2serve_compared = ComparedSteps(drafts=drafts)
-            members.watch_once()
+            members.watch_once(self.local_rank)
             self._r2serve_step = 0
 
         def execute_model(self, scheduler_output: Any) -> Any:

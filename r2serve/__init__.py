@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from r2serve import cpus  # noqa: F401  records the CPUs before an engine pins a thread
+
 if TYPE_CHECKING:
     from r2serve.communicator import Communicator
     from r2serve.config import Config

@@ -317,6 +317,13 @@ class Config:
         low=1,
         high=1000,
     )
+    background_cpus: str = core(
+        "",
+        "CPUs of the core's background threads (`r2ccl-progress`, `r2ccl-proxy` and others), for "
+        "hosts on which an engine computes on all other CPUs. Empty: the CPUs that the process had "
+        "at its start, also after the engine has pinned the thread that computes",
+        cpus=True,
+    )
 
     # GPUs.
     cuda_library: str = option(

@@ -6,6 +6,7 @@ import ipaddress
 import os
 from typing import Any
 
+from r2serve import cpus
 from r2serve.errors import ConfigError
 from r2serve.option import complaint, show
 
@@ -34,6 +35,11 @@ def check_across_fields(config: Any) -> None:
         if getattr(config, small) > getattr(config, large):
             raise _wrong(small, config, f"at most {large} ({show(getattr(config, large))})")
     _check_texts(config)
+    if wanted := cpus.parsed(config.background_cpus):
+        permitted = cpus.permitted()
+        if not wanted <= permitted:
+            right = f"empty, or CPUs that this process may use ({cpus.shown(permitted)})"
+            raise _wrong("background_cpus", config, right)
 
 
 def _check_texts(config: Any) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from r2serve import cpus
 from r2serve.errors import ConfigError
 
 PREFIX = "R2CCL_"
@@ -31,6 +32,8 @@ class Option:
     power_of_two: bool = False
     window: bool = False
     """True: the text is a port or a range of ports."""
+    cpus: bool = False
+    """True: the text is a list of CPUs."""
     core: bool = False
     """True: the core uses the field, so ``config.hpp`` repeats the field."""
 
@@ -47,6 +50,8 @@ class Option:
             return ", ".join(self.choices[:-1]) + f" or {self.choices[-1]}"
         if self.window:
             return "empty, a port, or a range of ports as in 40000-40050"
+        if self.cpus:
+            return "empty, or a list of CPUs as in 0-3,8"
         if self.low is None or self.high is None:
             return "text"
         noun = "a power of two" if self.power_of_two else _NOUN[self.kind]
@@ -116,6 +121,8 @@ def checked(option: Option, value: object) -> Value:
     if option.choices and value not in option.choices:
         raise error
     if option.window and value and port_window(str(value)) is None:
+        raise error
+    if option.cpus and value and cpus.parsed(str(value)) is None:
         raise error
     assert isinstance(value, bool | int | float | str)
     return value

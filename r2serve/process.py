@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from r2serve import _core
+from r2serve import _core, cpus
 from r2serve.config import Config
 from r2serve.drills.service import DrillService
 from r2serve.errors import ConfigError, InternalError, InvalidArgumentError, R2cclError
@@ -154,6 +154,8 @@ class Process:
         fields = config.core_fields()
         if no_room := _room_for_journal(config):
             fields["journal_dir"] = ""
+        if not config.background_cpus:
+            fields["background_cpus"] = cpus.shown(cpus.at_start())
         self.engine = _core.Engine(fields, number)
         label = f"rank {self.rank_hint}"
         self.engine.set_serving_engine(config.serving_engine)  # readers expect it with the label

@@ -154,6 +154,7 @@ SURROUNDINGS: dict[str, Callable[[], bool]] = {
     "less than 16 GiB of memory": _memory_below(16 * GIB),
     "neither x86-64 nor 64-bit ARM": lambda: platform.machine() not in ("x86_64", "aarch64"),
     "no CPU quotas": _lacks_cpu_quotas,
+    "one CPU": lambda: len(os.sched_getaffinity(0)) < 2,
     "no Chromium": _lacks("chromium"),
     "no IPv6": _lacks_sockets(socket.AF_INET6),
     "no MPTCP": _lacks_sockets(socket.AF_INET, MPTCP),

@@ -53,6 +53,7 @@ struct Config {
   // Progress.
   std::int64_t spin_us = 200;               // busy-poll time before sleeping in poll()
   std::int64_t background_interval_ms = 2;  // interval of progress without a caller
+  std::string background_cpus;              // "0-3,8"; empty: the process's CPUs at its start
 
   Algorithm algorithm = Algorithm::automatic;
   Consensus consensus = Consensus::automatic;

@@ -43,6 +43,7 @@ void each_field(Config& config, Visit visit) {
   visit("pkey_index", config.pkey_index);
   visit("spin_us", config.spin_us);
   visit("background_interval_ms", config.background_interval_ms);
+  visit("background_cpus", config.background_cpus);
   visit("algorithm", config.algorithm);
   visit("consensus", config.consensus);
   visit("consensus_result", config.consensus_result);

@@ -21,7 +21,7 @@ constexpr TimeNs hangs_after_ns = 100 * ns_per_ms;
 
 template <typename Task, typename Body>
 void run(const std::shared_ptr<Task>& task, Body body) {
-  const bool runs = run_detached([task, body = std::move(body)] {
+  const bool runs = run_detached("r2ccl-connect", [task, body = std::move(body)] {
     body(*task);
     task->done.store(true, std::memory_order_release);
   });

@@ -90,7 +90,7 @@ std::shared_ptr<VerbsDevices::PortQuery> VerbsDevices::start_query(
   auto query = std::make_shared<PortQuery>();
   query->device = std::move(device);
   query->port = port;
-  const bool started = run_detached([query] {
+  const bool started = run_detached("r2ccl-query", [query] {
     query->answer.emplace(query->device->port(query->port));
     query->done.store(true, std::memory_order_release);
   });
@@ -173,13 +173,14 @@ void VerbsDevices::look_for(const std::string& name, Entry& entry, TimeNs now) {
     if (now - entry.looked_at < look_interval_ns) return;
     entry.reopening = std::make_shared<Reopening>();
     entry.reopening->memory = pool_.registrations();
-    const bool looks = run_detached([driver = driver_, name, opening = entry.reopening] {
-      if (auto opened = driver->open(name); opened.ok()) {
-        opening->device = std::move(opened.value());
-        MemoryPool::register_all(*opening->device, opening->memory);
-      }
-      opening->done.store(true, std::memory_order_release);
-    });
+    const bool looks =
+        run_detached("r2ccl-reopen", [driver = driver_, name, opening = entry.reopening] {
+          if (auto opened = driver->open(name); opened.ok()) {
+            opening->device = std::move(opened.value());
+            MemoryPool::register_all(*opening->device, opening->memory);
+          }
+          opening->done.store(true, std::memory_order_release);
+        });
     if (!looks) entry.reopening->done.store(true);
     return;
   }

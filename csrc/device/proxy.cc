@@ -19,7 +19,7 @@ Proxy::Proxy(Mailbox& mailbox, Carry carry, Flush flush, const ProxyOptions& opt
     : server_(mailbox, std::move(carry), std::move(flush)), options_(options) {}
 
 Status Proxy::start() {
-  return start_thread(thread_, "the proxy of a stream", [this] { run(); });
+  return start_thread(thread_, "r2ccl-proxy", "the proxy of a stream", [this] { run(); });
 }
 
 Proxy::~Proxy() {

@@ -1,18 +1,20 @@
 // Detached threads for device calls that may take long or never return.
 #pragma once
 
+#include <cstddef>
 #include <system_error>
-#include <thread>
 #include <utility>
+
+#include "base/threads.hpp"
 
 namespace r2ccl {
 
 // Runs `body` on a detached thread.  Returns false if the system cannot create a thread (process
 // limit); `body` is not run then.
-template <typename Body>
-[[nodiscard]] bool run_detached(Body body) {
+template <std::size_t bytes, typename Body>
+[[nodiscard]] bool run_detached(const char (&name)[bytes], Body body) {
   try {
-    std::thread(std::move(body)).detach();
+    make_thread(name, std::move(body)).detach();
     return true;
   } catch (const std::system_error&) {
     return false;

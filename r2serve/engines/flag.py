@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from r2serve import cpus
 from r2serve.config import Config
 from r2serve.engines import sidecar
 from r2serve.errors import ConfigError
@@ -126,6 +127,7 @@ def check_environment() -> None:
         keep_journals()
         compare_steps()
         name_engine()
+        cpus.hand_down()
         Config.from_env()
 
 

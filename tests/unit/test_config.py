@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import re
 from pathlib import Path
 
 import pytest
 
-from r2serve import _core
+from r2serve import _core, cpus
 from r2serve.cli.config import markdown
 from r2serve.config import Config, options
 from r2serve.errors import ConfigError
@@ -67,6 +68,7 @@ SAMPLES = {
     "gpu_direct": "off",
     "verbs_rnr_retry": "3",
     "serving_engine": "llama-a",
+    "background_cpus": str(min(os.sched_getaffinity(0))),
 }
 
 
@@ -136,6 +138,10 @@ def test_values_outside_the_range_are_refused(option: Option) -> None:
         ({"ports": "0-40000"}, "ports"),
         ({"ports": "40000-65536"}, "ports"),
         ({"ports": "40000-"}, "ports"),
+        ({"background_cpus": "3-0"}, "background_cpus"),
+        ({"background_cpus": "0,"}, "background_cpus"),
+        ({"background_cpus": "0-8192"}, "background_cpus"),
+        ({"background_cpus": "-1"}, "background_cpus"),
         ({"link_timeout_s": float("nan")}, "link_timeout_s"),
         ({"resilience": 1}, "resilience"),
         ({"slots": True}, "slots"),
@@ -145,6 +151,16 @@ def test_values_outside_the_range_are_refused(option: Option) -> None:
 def test_rules_across_fields_and_types(fields: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{named} "):
         Config(**fields)  # type: ignore[arg-type]
+
+
+def test_cpus_outside_the_cpuset_are_refused_with_the_right_ones() -> None:
+    permitted = cpus.permitted()
+    absent = max(permitted) + 1
+    with pytest.raises(ConfigError) as caught:
+        Config(background_cpus=f"0-{absent}")
+    text = str(caught.value)
+    assert text.startswith(f"background_cpus (R2CCL_BACKGROUND_CPUS) is '0-{absent}': must be ")
+    assert text.endswith(f"CPUs that this process may use ({cpus.shown(permitted)})")
 
 
 def test_a_whole_number_is_a_number_of_seconds() -> None:

@@ -51,7 +51,7 @@ bool VerbsFence::done() {
 }
 
 bool VerbsFence::start(const std::shared_ptr<VerbsFence>& fence) {
-  return run_detached([fence] {
+  return run_detached("r2ccl-fence", [fence] {
     VerbsQueuePair& pair = *fence->pair_;
     if (pair.fail() == 0) drain(pair);
     while (pair.destroy() != 0) std::this_thread::sleep_for(retry_time);

@@ -42,7 +42,8 @@ std::future<void> free_apart(std::vector<std::unique_ptr<VerbsMemory>> gone,
     through.set_value();
   };
   const auto work = std::make_shared<decltype(free)>(std::move(free));
-  if (!run_detached([work] { (*work)(); })) (*work)();  // no thread: free now, nothing would retry
+  // Without a thread the memory is freed now, because nothing would retry.
+  if (!run_detached("r2ccl-free", [work] { (*work)(); })) (*work)();
   return freed;
 }
 

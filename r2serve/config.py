@@ -370,7 +370,8 @@ class Config:
     consensus: str = core(
         "auto",
         "Whether ranks compare their calls by the engine's `step`, and by the calling line: `site` "
-        "warns, `site-error` raises. `auto`: `step` under vLLM, else `off`. The same on every node",
+        "warns, `site-error` raises. `auto`: `step` under an engine, else `off`. The same on every "
+        "node",
         choices=("auto", "off", "step", "site", "site-error"),
     )
     consensus_result: int = core(

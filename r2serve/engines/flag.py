@@ -12,6 +12,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from r2serve import cpus
@@ -125,7 +126,6 @@ def check_environment() -> None:
         raise ConfigError(f"{VARIABLE} is {value!r}: must be {' or '.join(CHOICES)}")
     if value == "r2ccl":
         keep_journals()
-        compare_steps()
         name_engine()
         cpus.hand_down()
         Config.from_env()
@@ -140,14 +140,17 @@ def name_engine() -> None:
         os.environ["R2CCL_SERVING_ENGINE"] = str(os.getpid())
 
 
-def compare_steps() -> None:
-    """Resolves ``R2CCL_CONSENSUS=auto`` to ``step``, in the environment of this process.
+def group_config() -> Config:
+    """Returns the configuration of an engine's groups: the environment's, with steps compared.
 
-    Every process calls this before its first group, because groups share an engine only if all
-    options are equal.
+    ``consensus=auto`` is resolved to ``step``. Every group of an engine takes this configuration,
+    because groups share rails only if all options are equal.
+
+    Raises:
+        ConfigError: an option is wrong.
     """
-    if os.environ.get("R2CCL_CONSENSUS", "").strip().lower() in ("", "auto"):
-        os.environ["R2CCL_CONSENSUS"] = "step"
+    config = Config.from_env()
+    return replace(config, consensus="step") if config.consensus == "auto" else config
 
 
 def keep_journals() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -62,13 +63,16 @@ def test_the_backend_of_world_is_r2ccl(spans: None, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(groups, "host_address", lambda: "127.0.0.1")
     monkeypatch.setattr(groups, "_stock", "none")
     monkeypatch.setattr(torch_groups, "_management_address", None)
+    monkeypatch.setattr(torch_groups, "_config", None)
     ours = logging.getLogger("r2serve")
     monkeypatch.setattr(ours, "level", ours.level)
-    for variable in ("R2CCL_JOURNAL_DIR", "R2CCL_CONSENSUS"):
-        monkeypatch.setenv(variable, "")
+    monkeypatch.setenv("R2CCL_JOURNAL_DIR", "")
+    monkeypatch.delenv("R2CCL_CONSENSUS", raising=False)
     assert groups.default_backend(lambda _: "nccl", "cuda") == "r2ccl"
     assert groups._stock == "nccl"
     assert torch_groups._management_address == "127.0.0.1"
+    assert torch_groups._config == flag.group_config()
+    assert "R2CCL_CONSENSUS" not in os.environ
 
 
 def test_a_group_without_torch_is_not_carried(spans: None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from r2serve.engines import flag
 from r2serve.engines.vllm import compared, worker
 from r2serve.errors import OrderMismatchError
 from r2serve.observe.attribution import LAST_STEP, Attribution, NewRequest, next_step
@@ -122,28 +120,6 @@ def test_a_worker_class_of_vllm_has_a_subclass() -> None:
     assert ours.__qualname__ == "R2cclCpuWorker"
     with pytest.raises(AttributeError):
         worker.R2cclOtherWorker  # noqa: B018
-
-
-@pytest.mark.parametrize(
-    ("given", "resolved"),
-    [
-        (None, "step"),
-        ("", "step"),
-        (" Auto ", "step"),
-        ("off", "off"),
-        ("site-error", "site-error"),
-    ],
-)
-def test_engines_compare_steps_unless_told_otherwise(
-    monkeypatch: pytest.MonkeyPatch, given: str | None, resolved: str
-) -> None:
-    """All groups of a worker find the same value, and so share an engine."""
-    monkeypatch.setenv("R2CCL_CONSENSUS", "step")  # restored after the test
-    monkeypatch.delenv("R2CCL_CONSENSUS")
-    if given is not None:
-        monkeypatch.setenv("R2CCL_CONSENSUS", given)
-    flag.compare_steps()
-    assert os.environ["R2CCL_CONSENSUS"] == resolved
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ import torch.distributed as dist
 
 from r2serve import tensors
 from r2serve.communicator import Communicator
-from r2serve.config import Config
 from r2serve.engines import flag, sidecar
 from r2serve.engines.sglang.host_address import host_address
 from r2serve.errors import R2cclError
@@ -43,13 +42,14 @@ def default_backend(original: Callable[[str], str], device: str) -> str:
     stock = original(device)
     if not flag.spans_nodes():
         return stock
-    from r2serve.engines.torch import BACKEND, use_management_address
+    from r2serve.engines.torch import BACKEND, use_config, use_management_address
 
     _stock = stock
     flag.keep_journals()
-    flag.compare_steps()
+    config = flag.group_config()
     # SGLang configures the root logger, so only the level is r2serve's own.
-    logging.getLogger("r2serve").setLevel(Config.from_env().log_level.upper())
+    logging.getLogger("r2serve").setLevel(config.log_level.upper())
+    use_config(config)
     use_management_address(host_address())
     return BACKEND
 

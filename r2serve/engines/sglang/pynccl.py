@@ -13,6 +13,7 @@ import torch.distributed as dist
 from sglang.srt.distributed.device_communicators.pynccl import PyNcclCommunicator
 
 from r2serve.device import DeviceCommunicator
+from r2serve.engines import flag
 from r2serve.engines.sglang.groups import carries
 from r2serve.engines.sglang.host_address import host_address
 from r2serve.engines.sglang.spanning import SpanningPyNccl
@@ -38,6 +39,7 @@ class SpanningCommunicator(SpanningPyNccl, R2cclPyNccl):
             group,
             name=f"{group.communicator.name}/pynccl",
             device=self.device,
+            config=flag.group_config(),
             management_address=host_address(),
         )
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from r2serve.engines.torch.group import R2cclGroup, use_management_address
+from r2serve.engines.torch.group import R2cclGroup, use_config, use_management_address
 
-__all__ = ["BACKEND", "register", "use_management_address"]
+__all__ = ["BACKEND", "register", "use_config", "use_management_address"]
 
 BACKEND = "r2ccl"
 

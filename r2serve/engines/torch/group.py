@@ -23,6 +23,7 @@ import torch
 
 from r2serve.collectives import Collectives
 from r2serve.communicator import Communicator
+from r2serve.config import Config
 from r2serve.device import check_all
 from r2serve.engines.torch.arguments import single
 from r2serve.engines.torch.landing import (
@@ -75,7 +76,12 @@ class R2cclGroup(Operations):
         self._label = self._name = name
         self._description = ""
         self._comm = Communicator.from_store(
-            store, rank, size, name=name, management_address=_management_address
+            store,
+            rank,
+            size,
+            name=name,
+            config=_config,
+            management_address=_management_address,
         )
         self._lane = Lane(name)
         self._outboxes: dict[int, Outbox] = {}  # by destination
@@ -301,6 +307,7 @@ def _leave(open_ones: _Open, streams: Streams, origin: Origin) -> None:
 
 
 _management_address: str | None = None
+_config: Config | None = None
 
 
 def use_management_address(address: str | None) -> None:
@@ -311,6 +318,12 @@ def use_management_address(address: str | None) -> None:
     """
     global _management_address
     _management_address = address
+
+
+def use_config(config: Config | None) -> None:
+    """Sets the configuration of groups made later. None: from the environment."""
+    global _config
+    _config = config
 
 
 _GROUPS: weakref.WeakSet[R2cclGroup] = weakref.WeakSet()

@@ -17,6 +17,7 @@ from vllm.distributed.device_communicators.cuda_communicator import CudaCommunic
 
 from r2serve.config import Config
 from r2serve.device import DeviceCommunicator
+from r2serve.engines import flag
 from r2serve.engines.vllm import combinations, compared, gpus
 from r2serve.engines.vllm.classes import OTHER_PATHS, OTHER_PATHS_WANTED
 from r2serve.engines.vllm.host_address import host_address
@@ -69,6 +70,7 @@ class SpanningCudaCommunicator(SpanningCollectives, R2cclCudaCommunicator):
             self.cpu_group,
             name=unique_name,
             device=self.device,
+            config=flag.group_config(),
             management_address=host_address(),
         )
         if compared.replays_alike(unique_name):

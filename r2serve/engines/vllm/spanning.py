@@ -18,7 +18,6 @@ from vllm.distributed import parallel_state
 from vllm.ir.ops import fused_add_rms_norm
 
 from r2serve import Communicator, tensors
-from r2serve.config import Config
 from r2serve.engines import flag, nodes, sidecar
 from r2serve.engines.vllm.ending import end_worker_soon
 from r2serve.engines.vllm.host_address import host_address
@@ -54,8 +53,7 @@ class ChosenByNodes:
 
     def __new__(cls, cpu_group: ProcessGroup, *args: Any, **kwargs: Any) -> Self:
         flag.keep_journals()
-        flag.compare_steps()
-        config = Config.from_env()
+        config = flag.group_config()
         flag.log_with(logging.getLogger("vllm"), config.log_level)
         chosen: type[Any] = cls
         if nodes.spans_nodes(cpu_group, config):
@@ -102,7 +100,10 @@ class SpanningCollectives:
     def open(self, unique_name: str) -> Any:
         """Makes the communicator of the group."""
         return Communicator.from_group(
-            self.cpu_group, name=unique_name, management_address=host_address()
+            self.cpu_group,
+            name=unique_name,
+            config=flag.group_config(),
+            management_address=host_address(),
         )
 
     def destroy(self) -> None:

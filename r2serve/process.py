@@ -20,7 +20,7 @@ from r2serve.drills.service import DrillService
 from r2serve.errors import ConfigError, InternalError, InvalidArgumentError, R2cclError
 from r2serve.observe import files
 from r2serve.observe.unobserved import Note, Unobserved
-from r2serve.ports import same_network
+from r2serve.ports import nearness, same_network
 from r2serve.ports.choice import Port, select_ports
 from r2serve.ports.identity import node_identity
 from r2serve.ports.info import PortInfo, ProcessInfo, pair_secret, read_key
@@ -162,6 +162,7 @@ class Process:
         self.engine.set_label(label)
         unix_name = f"r2ccl-{number}-{secrets.token_hex(8)}"
         self.engine.listen("shm", "", unix_name)
+        self._gpu = nearness.gpu_of_thread(config.cuda_library)
         self.info = ProcessInfo(
             process=number,
             secret=secrets.token_bytes(32),
@@ -170,6 +171,7 @@ class Process:
             ports=self._listen_on_ports(),
             control=self._listen_for_control(),
             unix_name=unix_name,
+            gpu=nearness.index_of(self._gpu),
         )
         # From here on nothing raises, so that threads and sockets have an owner.
         self.unobserved: Unobserved | None = None
@@ -215,7 +217,9 @@ class Process:
         for port in choice.ports:
             info = PortInfo.of(port, carriers := self._carriers_of(port))
             numbers = [self.engine.listen("tcp", info.device, info.address)]
-            infos.append(PortInfo.of(port, carriers, numbers + self._listen_further(port)))
+            infos.append(
+                PortInfo.of(port, carriers, numbers + self._listen_further(port), self._gpu)
+            )
         return tuple(infos)
 
     def _listen_further(self, port: Port) -> list[int | None]:

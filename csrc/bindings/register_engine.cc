@@ -61,6 +61,7 @@ RailDescription rail_from(const nb::dict& fields) {
   if (fields.contains("unnumbered")) rail.unnumbered = nb::cast<bool>(fields["unnumbered"]);
   if (fields.contains("reserve")) rail.reserve = nb::cast<bool>(fields["reserve"]);
   if (fields.contains("unit")) rail.unit = nb::cast<std::string>(fields["unit"]);
+  if (fields.contains("distance")) rail.distance = nb::cast<std::uint8_t>(fields["distance"]);
   return rail;
 }
 

@@ -71,11 +71,12 @@ Status Engine::add_peer(const PeerDescription& description) {
   return {};
 }
 
-// Numbers the units, and sets the reserves and units of the link's rails.
+// Numbers the units, and sets the reserves, units and distances of the link's rails.
 Status Engine::set_order(const PeerDescription& description, LinkOptions& options) {
   for (std::size_t i = 0; i < description.rails.size(); ++i) {
     const RailDescription& rail = description.rails[i];
     if (rail.reserve) options.reserves |= std::uint64_t{1} << i;
+    options.distances[i] = rail.distance;
     if (rail.unit.empty()) continue;
     const auto next = static_cast<std::uint8_t>(units_.size() + 1);
     if (next == 0 && !units_.contains(rail.unit))

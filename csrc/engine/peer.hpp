@@ -52,6 +52,8 @@ struct RailDescription {
   bool reserve = false;  // carries data only while no other data rail is UP
   // Name of the physical port or cable.  Rails with an equal name share fate; empty: independent.
   std::string unit = {};
+  // Place in the order of the link's rails for small messages; see LinkOptions::distances.
+  std::uint8_t distance = 0;
 };
 
 struct PeerDescription {

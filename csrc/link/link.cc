@@ -32,6 +32,7 @@ Link::Link(const LinkOptions& options, std::span<const RailKind> rails, std::uin
     rails_[id].kind = rails[id];
     rails_[id].place.reserve = (options.reserves >> id & 1) != 0 && rails_[id].carries_data();
     rails_[id].place.unit = options.units[id];
+    rails_[id].place.distance = options.distances[id];
     rails_[id].own_fenced = rails_[id].peer_fenced = options.first_epoch;
   }
   (void)update_tiers(0);

@@ -318,6 +318,7 @@ class Link {
   void end_danger(TimeNs now);
   void choose_tier(RailId lowest);
   void choose_best();
+  [[nodiscard]] RailId nearest(RailState wanted, RailId lowest) const;
   void follow(RailId rail);
   [[nodiscard]] double small_time(const Rail& rail) const;
   [[nodiscard]] bool near_enough(const Rail& rail, const Rail& lowest) const;
@@ -455,6 +456,7 @@ class Link {
   std::vector<std::byte> scratch_;  // destination of discarded payload
   LinkObserver* observer_ = nullptr;
   RailId best_ = any_rail;
+  RailId followed_ = any_rail;  // last rail adopted from the peer; see follow()
   RailTier tier_ = RailTier::none;
   RailId inbound_ = any_rail;
   std::unique_ptr<Posted> posted_;  // null: no posted receives

@@ -70,9 +70,8 @@ void Link::choose_tier(RailId lowest) {
 }
 
 void Link::choose_best() {
-  // Choose the rail of the lowest tier with the lowest expected time for a small message.  Keep the
-  // current rail unless another rail is clearly better, so that noise does not move traffic.
-  // Without any rail UP, use a SUSPECT rail.
+  // Choose the rail of the lowest tier with the lowest expected time for a small message, or a
+  // nearer rail that is similarly fast.  Without any rail UP, use a SUSPECT rail.
   for (const RailState wanted : {RailState::up, RailState::suspect}) {
     RailId lowest = any_rail;
     for (RailId id = 0; id < rails_.size(); ++id) {
@@ -85,13 +84,27 @@ void Link::choose_best() {
     }
     if (wanted == RailState::up) choose_tier(lowest);
     if (lowest == any_rail) continue;
-    const bool keep = best_ != any_rail && rails_[best_].state == wanted &&
-                      rails_[best_].place.tier == rails_[lowest].place.tier &&
-                      near_enough(rails_[best_], rails_[lowest]);
-    if (!keep) best_ = lowest;
+    best_ = nearest(wanted, lowest);
     return;
   }
   best_ = any_rail;
+}
+
+// Returns the nearest rail in the state `wanted` that is similarly fast as the fastest, `lowest`.
+// Of equally near rails the current rail stays, so that noise does not move traffic.  A rail that
+// the peer has chosen stays, too: the ends may see a rail in different states.
+RailId Link::nearest(RailState wanted, RailId lowest) const {
+  const auto fits = [&](RailId id) {
+    const Rail& rail = rails_[id];
+    return rail.state == wanted && may_carry_data(rail) &&
+           rail.place.tier == rails_[lowest].place.tier && near_enough(rail, rails_[lowest]);
+  };
+  const bool stays = best_ != any_rail && fits(best_);
+  if (stays && best_ == followed_) return best_;
+  RailId found = stays ? best_ : lowest;
+  for (RailId id = 0; id < rails_.size(); ++id)
+    if (rails_[id].place.distance < rails_[found].place.distance && fits(id)) found = id;
+  return found;
 }
 
 double Link::small_time(const Rail& rail) const {
@@ -111,7 +124,7 @@ void Link::follow(RailId id) {
   const Rail& best = rails_[best_];
   if (best.state == RailState::up && carries_now(rail) && carries_now(best) &&
       near_enough(rail, best))
-    best_ = id;
+    best_ = followed_ = id;
 }
 
 void Link::measure_rates(TimeNs observed) {

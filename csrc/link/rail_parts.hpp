@@ -84,6 +84,7 @@ struct RailHealth {
 struct RailPlace {
   bool reserve = false;
   std::uint8_t unit = 0;        // rails with an equal unit above 0 share fate
+  std::uint8_t distance = 0;    // see LinkOptions::distances
   TimeNs endangered_until = 0;  // after the loss of a rail of the unit; 0: no loss
   RailTier tier = RailTier::data;
 };

@@ -78,6 +78,8 @@ class Port:
     """Hardware of the port."""
     routes: tuple[Route, ...] | None = None
     """Routes through the device; None: unknown."""
+    pci: str = ""
+    """PCI address of the device; empty: unknown."""
 
     @property
     def addresses(self) -> tuple[PortAddress, ...]:
@@ -294,6 +296,7 @@ class _Describer:
             shares_control=interface is self._control,
             reserve=_slow_kind(interface),
             routes=interface.routes,
+            pci=interface.pci or (rdma.pci if rdma else ""),
         )
 
 

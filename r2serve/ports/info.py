@@ -15,6 +15,7 @@ from r2serve.errors import ConfigError
 from r2serve.ports.addresses import UNSPECIFIED
 from r2serve.ports.choice import Port
 from r2serve.ports.interfaces import Route
+from r2serve.ports.pci import Distance, Function, distance, function
 from r2serve.ports.rdma import Carrier
 
 SHORTEST_KEY = 32
@@ -70,10 +71,18 @@ class PortInfo:
     """Name of the hardware; ports of a host with the same unit fail together. Empty: unknown."""
     routes: tuple[str, ...] | None = None
     """Networks with a route through the port; None: unknown."""
+    shares_control: bool = False
+    """True: the port carries the engine's control traffic, too."""
+    away: int = Distance.SYS
+    """:class:`~r2serve.ports.pci.Distance` from the GPU of the process."""
 
     @classmethod
     def of(
-        cls, port: Port, carriers: Sequence[Carrier], numbers: Sequence[int | None] = ()
+        cls,
+        port: Port,
+        carriers: Sequence[Carrier],
+        numbers: Sequence[int | None] = (),
+        gpu: Function | None = None,
     ) -> PortInfo:
         """Describes a port of this node for peers.
 
@@ -81,6 +90,7 @@ class PortInfo:
             carriers: transport of each address.
             numbers: listening TCP port of each address; None: the address has no listener. Empty:
                 no address has a listener so far.
+            gpu: the GPU of this process; None: none, or unknown.
         """
         carrier = carriers[0]
         numbers = numbers or [0] * len(port.addresses)
@@ -109,6 +119,8 @@ class PortInfo:
             reserve=bool(port.reserve),
             unit=port.unit.name,
             routes=_summary(port.routes),
+            shares_control=port.shares_control,
+            away=distance(gpu, function(port.pci)) if gpu else Distance.SYS,
         )
 
     @classmethod
@@ -192,6 +204,8 @@ class ProcessInfo:
     ports: tuple[PortInfo, ...]
     control: PortInfo | None
     unix_name: str
+    gpu: int = -1
+    """Index of the process's GPU among the GPUs of its host, by PCI address; -1: none."""
 
     def to_wire(self) -> dict[str, Any]:
         """Returns plain values for a store."""
@@ -208,6 +222,7 @@ class ProcessInfo:
             ports=tuple(PortInfo.from_wire(port) for port in values["ports"]),
             control=PortInfo.from_wire(values["control"]) if values["control"] else None,
             unix_name=values["unix_name"],
+            gpu=values.get("gpu", -1),
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from r2serve.errors import ConfigError
 from r2serve.ports.common import Common, Way, all_common, common, why_nothing
 from r2serve.ports.info import PortInfo, ProcessInfo
+from r2serve.ports.nearness import distances_of
 from r2serve.ports.wires import Nodes, Wire, uncertain, wire_of
 
 _WAY_COST, _UNEQUAL_COST, _UNPAIRED_COST = 10**9, 10**6, 10**12
@@ -44,6 +45,7 @@ def rails_between(
     rails = []
     pairs = _pairs_of(own, peer, wires)
     units = _units(pairs, peer.host)
+    distances = distances_of(own, peer, pairs)
     for index, (local, remote) in enumerate(pairs):
         why = why_tcp(local, remote)
         if why and require_verbs:
@@ -52,7 +54,9 @@ def rails_between(
                 f"{peer.host} would make a TCP rail: {why}"
             )
         name, kind = f"rail{index}@node{own_node}", "tcp" if why else "verbs"
-        rails.append(_rail(kind, name, local, remote) | {"unit": units[index]})
+        rails.append(
+            _rail(kind, name, local, remote) | {"unit": units[index], "distance": distances[index]}
+        )
     if own.control is not None and peer.control is not None:
         rails.append(_rail("control", f"control@node{own_node}", own.control, peer.control))
     if not rails:
@@ -271,6 +275,7 @@ def _rail(kind: str, name: str, local: PortInfo | None, remote: PortInfo) -> dic
         "unnumbered": local is not None and local.borrowed,
         "reserve": remote.reserve or (local is not None and local.reserve),
         "unit": "",
+        "distance": 0,
     }
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from r2serve.config import Config
 from r2serve.option import port_window
-from r2serve.ports import same_network
-from r2serve.topo import firewall, listening, network, pci, reach, system, verbs
+from r2serve.ports import pci, same_network
+from r2serve.topo import firewall, listening, network, reach, system, verbs
 from r2serve.topo.checks import FAILURE, NOTE, OK, WARNING, Check, Finding, Patient
 from r2serve.topo.node import NodeReport
 from r2serve.topo.peer import Peer

@@ -12,15 +12,16 @@ from typing import Any
 
 from r2serve import _core
 from r2serve.config import Config
+from r2serve.ports import pci
 from r2serve.ports.choice import Choice, Port, select_ports
 from r2serve.ports.info import PortInfo
 from r2serve.ports.interfaces import Interface, list_interfaces
+from r2serve.ports.pci import Distance, Function
 from r2serve.ports.rdma import Carrier, RdmaPort, carrier_of, list_ports, port_of_interface
 from r2serve.ports.telling import faster, shared_fate
 from r2serve.ports.without_netlink import list_interfaces_by_ioctl
-from r2serve.topo import gpus, pci, verbs
+from r2serve.topo import gpus, verbs
 from r2serve.topo.gpus import Gpu
-from r2serve.topo.pci import Distance, Function
 from r2serve.topo.peer import End
 
 _NET = Path("/sys/class/net")

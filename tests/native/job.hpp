@@ -36,6 +36,7 @@ class Job {
     std::shared_ptr<VerbsDriver> driver = {};                     // null: Job::verbs
     std::function<std::string(int rank, int rail)> address = {};  // null: loopback
     std::function<std::string(int rank, int rail)> rdma = {};     // RDMA device of `driver`
+    std::function<std::uint8_t(int rail)> distance = {};          // null: all rails are equal
     Config config;
     std::function<void(Job&)> listening = {};  // all ranks listen, no peers yet
   };
@@ -242,9 +243,10 @@ class Job {
              .local_address = address_of(rank, rail),
              .remote_address = address_of(peer, rail),
              .remote_port = ports[static_cast<std::size_t>(peer)][static_cast<std::size_t>(rail)],
-             .verbs = {
-                 .device = options_.rdma ? options_.rdma(rank, rail) : verbs_device(rank, rail),
-                 .port = 1}});
+             .verbs = {.device =
+                           options_.rdma ? options_.rdma(rank, rail) : verbs_device(rank, rail),
+                       .port = 1},
+             .distance = options_.distance ? options_.distance(rail) : std::uint8_t{0}});
     const Status status = engines[static_cast<std::size_t>(rank)]->add_peer(description);
     EXPECT_TRUE(status.ok()) << status.message();
   }

@@ -1,4 +1,4 @@
-// Order of use of a link's rails: reserves, and rails that share a port.
+// Order of use of a link's rails: reserves, rails that share a port, and the nearest rail.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -241,6 +241,73 @@ TEST(LinkUnit, RailsWithoutAUnitAreIndependent) {
   LinkPair pair(3, with_units({0, 0, 2}));
   lose(pair, 0);
   for (const RailId rail : {RailId{1}, RailId{2}}) EXPECT_EQ(pair.a.tier(rail), RailTier::data);
+}
+
+// ---- the nearest rail ----
+
+// Rail `nearest` is the nearest, the rail behind it the second, and so on.
+LinkOptions with_nearest(std::size_t nearest, std::size_t rails, std::uint64_t reserves = 0) {
+  LinkOptions options = with_reserves(reserves);
+  for (std::size_t rail = 0; rail < rails; ++rail)
+    options.distances[rail] = static_cast<std::uint8_t>((rail + rails - nearest) % rails);
+  return options;
+}
+
+TEST(LinkNearest, CarriesSmallMessagesWhicheverRailCameUpFirst) {
+  for (RailId nearest = 0; nearest < 8; ++nearest) {
+    LinkPair pair(8, with_nearest(nearest, 8));  // rail 0 comes up first
+    EXPECT_EQ(pair.a.best_rail(), nearest);
+    EXPECT_EQ(pair.b.best_rail(), nearest);
+    pair.post(pair.a, bytes_of(100, 1));
+    EXPECT_EQ(pair.pull(pair.a, nearest, FrameType::data).size(), 1U);
+  }
+}
+
+TEST(LinkNearest, IsReplacedByTheNextOneAndReturns) {
+  LinkPair pair(4, with_nearest(2, 4));
+  pair.post(pair.a, bytes_of(100, 1));
+  ASSERT_EQ(pair.pull(pair.a, 2, FrameType::data).size(), 1U);
+  lose(pair, 2);
+  EXPECT_EQ(pair.a.best_rail(), 3);
+  pair.exchange(3);  // the replay
+  EXPECT_EQ(pair.in(pair.b).delivered(), 1U);
+  EXPECT_EQ(pair.b.best_rail(), 3);
+  rejoin(pair, 2, 3, 2);
+  EXPECT_EQ(pair.a.best_rail(), 2);
+  pair.post(pair.a, bytes_of(100, 2));
+  pair.exchange(2);
+  EXPECT_EQ(pair.in(pair.b).delivered(), 2U);
+  EXPECT_EQ(pair.b.best_rail(), 2);
+}
+
+TEST(LinkNearest, IsNotUsedWhileClearlySlower) {
+  LinkPair pair(3, with_nearest(1, 3));
+  const auto measure = [&pair](RailId rail, TimeNs time) {
+    pair.a.path_round_trip(rail, time, time, 0);
+  };
+  for (RailId rail = 0; rail < 3; ++rail) measure(rail, 10'000);
+  EXPECT_EQ(pair.a.best_rail(), 1);
+  measure(1, 1000'000);
+  EXPECT_EQ(pair.a.best_rail(), 2);
+  measure(1, 100'000);
+  EXPECT_EQ(pair.a.best_rail(), 1);
+}
+
+TEST(LinkNearest, IsUsedAfterBetterTiers) {
+  LinkPair pair(3, with_nearest(1, 3, /*reserves=*/0b10));
+  EXPECT_EQ(pair.a.best_rail(), 2);
+}
+
+// The connecting end has lost its nearest rail, and the accepting end does not know it yet.
+TEST(LinkNearest, TheAcceptingEndStaysOnTheRailOfThePeer) {
+  LinkPair pair(2, with_nearest(0, 2));
+  ASSERT_EQ(pair.b.best_rail(), 0);
+  lose(pair, 0);
+  pair.post(pair.a, bytes_of(100, 1));
+  pair.deliver(pair.b, 1, pair.pull(pair.a, 1, FrameType::data));  // before the notice of the loss
+  ASSERT_EQ(pair.b.state(0), RailState::up);
+  pair.b.path_round_trip(0, 10'000, 10'000, 0);
+  EXPECT_EQ(pair.b.best_rail(), 1);
 }
 
 }  // namespace

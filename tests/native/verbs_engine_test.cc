@@ -492,6 +492,33 @@ TEST_F(Verbs, UnusableDevicesAreAnError) {
   EXPECT_NE(status.message().find("R2CCL_PKEY_INDEX"), std::string::npos) << status.message();
 }
 
+// Eight ranks of a node, each with a NIC of its own.  The round trip of an idle device may look
+// long on a busy machine, until a later probe.
+TEST_F(Verbs, SmallMessagesOfEightRanksUseEightRails) {
+  constexpr int count = 8;
+  const auto busiest = [this](const std::vector<Engine::RailInfo>& before) {
+    const auto now = job->engines[0]->rails();
+    std::vector<std::uint64_t> bytes;
+    for (std::size_t rail = 0; rail < now.size(); ++rail)
+      bytes.push_back(now[rail].counters.data_tx_bytes - before[rail].counters.data_tx_bytes);
+    return static_cast<int>(std::ranges::max_element(bytes) - bytes.begin());
+  };
+  for (int own = 0; own < count; ++own) {
+    Job::Options with = options(count, count);
+    with.distance = [own](int rail) {
+      return static_cast<std::uint8_t>((rail + count - own) % count);
+    };
+    job = std::make_unique<Job>(with);
+    ASSERT_TRUE(rejoined());
+    const auto nearest_is_used = [&] {
+      const auto before = job->engines[0]->rails();
+      steps(20, 100);
+      return busiest(before) == own;
+    };
+    EXPECT_TRUE(eventually(nearest_is_used, "small messages use rail " + std::to_string(own)));
+  }
+}
+
 // Holds the writes of an ended epoch in device 0. The fence must keep them away from reused slots.
 TEST_F(Verbs, KeepLateWritesAwayFromReusedSlots) {
   ASSERT_TRUE(rejoined());

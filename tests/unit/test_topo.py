@@ -17,11 +17,12 @@ from patients import PFC_OFF, PFC_ON, TCP, complaints, end, findings, nic, patie
 
 from r2serve.cli import topo as cli
 from r2serve.config import Config
-from r2serve.topo import doctor, gpus, pci, picture, system, verbs
+from r2serve.ports import pci
+from r2serve.ports.pci import Distance
+from r2serve.topo import doctor, gpus, picture, system, verbs
 from r2serve.topo.checks import Finding, Patient
 from r2serve.topo.gpus import DIRECT, HOST_ASSISTED, Gpu
 from r2serve.topo.node import Chain, ChainHop, NodeReport
-from r2serve.topo.pci import Distance
 
 
 def plug(root: Path, path: str, numa: int = 0, vendor: int = 0x15B3, kind: int = 0x020000) -> None:

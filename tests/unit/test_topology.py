@@ -66,6 +66,7 @@ def test_ports_pair_by_index() -> None:
             "unnumbered": False,
             "reserve": False,
             "unit": "",
+            "distance": 0,
         }
         for i in (0, 1)
     ]

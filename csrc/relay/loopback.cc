@@ -18,7 +18,6 @@ namespace r2ccl {
 namespace {
 
 constexpr int most_waiting = 1024;  // connections that wait for an accept, as in PyTorch's store
-constexpr int most_attempts = 4;    // to list sockets while others open and close sockets
 
 Status failed_call(const std::string& what) {
   return {ErrorCode::internal, what + ": " + std::strerror(errno)};
@@ -130,8 +129,6 @@ Status SocketTable::check() {
 
 Result<std::vector<std::uint16_t>> SocketTable::listeners(std::uint32_t address, uid_t owner) {
   auto all = entries(1U << TCP_LISTEN, nullptr, nullptr);
-  for (int attempt = 1; !all.ok() && attempt < most_attempts; ++attempt)
-    all = entries(1U << TCP_LISTEN, nullptr, nullptr);
   if (!all.ok()) return all.take_status();
   std::vector<std::uint16_t> ports;
   for (const Entry& entry : all.value())
@@ -184,7 +181,6 @@ Result<std::vector<SocketTable::Entry>> SocketTable::from_netlink(std::uint32_t 
   }
   if (::send(netlink_.get(), &query, sizeof(query), 0) < 0) return failed_call("sock_diag");
   std::vector<Entry> found;
-  bool changed = false;
   alignas(nlmsghdr) std::array<char, 32 << 10> buffer;
   for (;;) {
     const ssize_t bytes = ::recv(netlink_.get(), buffer.data(), buffer.size(), 0);
@@ -194,9 +190,6 @@ Result<std::vector<SocketTable::Entry>> SocketTable::from_netlink(std::uint32_t 
     for (auto* header = reinterpret_cast<nlmsghdr*>(buffer.data()); NLMSG_OK(header, left);
          header = NLMSG_NEXT(header, left)) {
       if (header->nlmsg_seq != sequence_) continue;
-      changed |= (header->nlmsg_flags & NLM_F_DUMP_INTR) != 0;
-      if (header->nlmsg_type == NLMSG_DONE && changed)
-        return Status(ErrorCode::internal, "sock_diag: the sockets changed while they were read");
       if (header->nlmsg_type == NLMSG_DONE) return found;
       if (header->nlmsg_type == NLMSG_ERROR) {
         nlmsgerr error{};

@@ -247,6 +247,12 @@ def options_of(given: Sequence[str], known: Sequence[Stage] | None) -> argparse.
     recorded = os.environ.get(RECORD_VARIABLE, "")
     if options.record is None and recorded not in ("", "0"):
         options.record = RECORDS if recorded == "1" else Path(recorded)
+    if options.record is not None:
+        try:  # before an hour of stages, not after it
+            options.record.parent.mkdir(parents=True, exist_ok=True)
+            options.record.open("a").close()
+        except OSError as error:
+            parser.error(f"--record ({RECORD_VARIABLE}) is {options.record}: {error.strerror}")
     return options
 
 

@@ -1,4 +1,4 @@
-"""Skips, kills for want of memory and sanitizer reports in the results of `make test`."""
+"""Skips, kills for want of memory, sanitizer reports and the record of a run of `make test`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import time
 from pathlib import Path
 
+import gate
 import outcomes
 import pytest
 import skips
@@ -137,3 +138,28 @@ def test_a_sanitizers_report_is_found_in_the_log_of_its_program(tmp_path: Path) 
     undefined = LOG.replace("1 is not 2", "link.cc:3:7: runtime error: signed integer overflow")
     log.write_text(undefined)
     assert len(outcomes.sanitizer_report(log, "link_test_0")) == 2
+
+
+def test_a_record_gets_its_folder_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "results" / "of-today" / "gate.jsonl"
+    monkeypatch.setenv(gate.RECORD_VARIABLE, str(file))
+    record = gate.options_of([], None).record
+    assert record == file
+    for commit in ("a", "b"):
+        gate.keep({"commit": commit}, tmp_path / "gate.json", record)
+    assert [json.loads(line)["commit"] for line in file.read_text().splitlines()] == ["a", "b"]
+
+
+def test_a_record_without_a_place_is_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(gate.RECORD_VARIABLE, str(tmp_path / "file" / "gate.jsonl"))
+    with pytest.raises(SystemExit) as ended:
+        gate.options_of([], None)
+    assert ended.value.code == 2
+    assert f"({gate.RECORD_VARIABLE}) is {tmp_path / 'file' / 'gate.jsonl'}: " in (
+        capsys.readouterr().err
+    )

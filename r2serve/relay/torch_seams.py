@@ -11,6 +11,7 @@ import errno
 import logging
 import socket
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ _LOG = logging.getLogger("r2serve.relay")
 def apply(carried: Carried, *further: str) -> None:
     """Puts the subclasses in place in torch's modules; imports torch.
 
-    Another call does nothing for the same relay.
+    Another call does nothing for the same relay, and replaces the classes for a later relay.
 
     Args:
         further: modules with the name TCPStore, replaced there, too.
@@ -47,7 +48,7 @@ def apply(carried: Carried, *further: str) -> None:
     if not dist.is_available():
         return
     real_store = dist.TCPStore  # type: ignore[attr-defined]
-    store = real_store if _is_ours(real_store) else _store_class(real_store, carried)
+    store = _ours(real_store, carried, _store_class)
     for name in (*USERS, *further):
         _replace(_module(name), STORE, store)
     if not dist.is_gloo_available():
@@ -55,9 +56,19 @@ def apply(carried: Carried, *further: str) -> None:
     from torch.distributed import distributed_c10d
 
     real_gloo = distributed_c10d.ProcessGroupGloo
-    gloo = real_gloo if _is_ours(real_gloo) else _gloo_class(real_gloo, carried)
+    gloo = _ours(real_gloo, carried, _gloo_class)
     for name in USERS:
         _replace(_module(name), GLOO, gloo)
+
+
+def withdraw(*further: str) -> None:
+    """Puts torch's classes back after the end of the relay; ``further``: as of :func:`apply`."""
+    for name in (*USERS, *further):
+        module = sys.modules.get(name)
+        for symbol in (STORE, GLOO):
+            real = getattr(getattr(module, symbol, None), "r2serve_real", None)
+            if real is not None:
+                setattr(module, symbol, real)
 
 
 def _module(name: str) -> ModuleType:
@@ -71,8 +82,15 @@ def _replace(module: ModuleType, name: str, ours: type[Any]) -> None:
         setattr(module, name, ours)
 
 
-def _is_ours(kind: type[Any]) -> bool:
-    return isinstance(kind, type) and hasattr(kind, "r2serve_real")
+def _ours(
+    found: type[Any], carried: Carried, make: Callable[[type[Any], Carried], type[Any]]
+) -> type[Any]:
+    """Returns the subclass for this relay; ``found``: torch's class, or a subclass made before."""
+    if getattr(found, "r2serve_carried", None) == carried:
+        return found
+    made = make(getattr(found, "r2serve_real", found), carried)
+    made.r2serve_carried = carried
+    return made
 
 
 def _metaclass(real: type[Any]) -> type[Any]:

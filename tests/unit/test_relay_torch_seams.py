@@ -76,6 +76,22 @@ def listening() -> set[str]:
     }
 
 
+def test_a_later_relay_replaces_the_classes_of_an_earlier_one(relay: Answering) -> None:
+    store, gloo = dist.TCPStore, distributed_c10d.ProcessGroupGloo
+    torch_seams.apply(relay.carried)
+    assert (dist.TCPStore, distributed_c10d.ProcessGroupGloo) == (store, gloo)
+    later = Carried("127.9.9.0", 0)
+    torch_seams.apply(later)
+    for ours in (dist.TCPStore, distributed_c10d.ProcessGroupGloo):
+        assert ours.r2serve_carried == later
+        assert not hasattr(ours.r2serve_real, "r2serve_real")
+    torch_seams.withdraw()
+    assert (dist.TCPStore, distributed_c10d.ProcessGroupGloo) == (
+        store.r2serve_real,
+        gloo.r2serve_real,
+    )
+
+
 def test_stores_of_a_process_share_a_server(relay: Answering) -> None:
     def master(port: int) -> dist.TCPStore:
         return dist.TCPStore(

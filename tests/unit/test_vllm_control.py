@@ -64,6 +64,8 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(variable, "")
         monkeypatch.delenv(variable)
     monkeypatch.setattr(control, "_relay", None)
+    monkeypatch.setattr(control, "_before", {})
+    monkeypatch.setattr(control, "_functions", {})
     monkeypatch.setattr(control.flag, "log_with", lambda *_: None)
     control._say_direct.cache_clear()
 
@@ -252,7 +254,9 @@ def test_other_jobs_hear_the_real_address(
 ) -> None:
     names = ("queues_of_this_test", "executor_of_this_test")
     for name in names:
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        module: Any = ModuleType(name)
+        module.get_ip = lambda: "10.0.0.2"
+        monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(control, "QUEUES", names)
     monkeypatch.setenv("VLLM_HOST_IP", "10.0.0.2")
     control.carry(engine(**{part: transfer("NixlConnector")}))
@@ -272,7 +276,7 @@ def test_a_relay_that_does_not_start_ends_the_start_with_its_error(
         control.carry(made)
     assert relays[0].closed
     assert made.parallel_config.master_addr == "10.0.0.1"
-    assert RELAY not in os.environ
+    assert {RELAY, MANAGEMENT, "VLLM_HOST_IP"}.isdisjoint(os.environ)
 
 
 # ---- the end ----
@@ -290,6 +294,28 @@ def test_the_end_of_the_relay_is_reported_and_ends_the_engine(
     relays[0].call(error)
     text = f"{type(error).__name__}: {error}"
     assert [reported.get_nowait() for _ in range(2)] == [("report", text), ("end", text)]
+
+
+def test_an_engine_after_the_loss_of_the_relay_starts_as_the_first(
+    relays: list[Relay], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = ModuleType("queues_of_this_test")
+    module.get_ip = lambda: "10.0.0.2"
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(control, "QUEUES", [module.__name__])
+    monkeypatch.setattr(exit_status, "report", lambda _: None)
+    monkeypatch.setattr(ending, "end_engine", lambda _: None)
+    monkeypatch.setenv("VLLM_HOST_IP", "10.0.0.7")
+    for count, parts in enumerate(({}, {"kv_transfer_config": transfer("NixlConnector")}), start=1):
+        control.carry(engine(**parts))
+        assert len(relays) == count
+        assert os.environ[RELAY] == "127.7.8.0/1"
+        assert (module.get_ip() == "127.7.8.2") is bool(parts)
+        relays[-1].call(PeerLostError("gone"))
+        assert os.environ["VLLM_HOST_IP"] == "10.0.0.7"
+        assert {RELAY, MANAGEMENT}.isdisjoint(os.environ)
+        assert module.get_ip() == "10.0.0.2"
+        control.started()  # tells no relay that has ended
 
 
 ENDS = """

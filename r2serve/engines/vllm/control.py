@@ -14,6 +14,7 @@ import ipaddress
 import logging
 import os
 import socket
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,10 @@ CLOSED_S = 1.0
 _LOG = logging.getLogger(__name__)
 _relay: RelayProcess | None = None
 """The relay that this process has started."""
+_before: dict[str, str | None] = {}
+"""Variables that :func:`carry` has set, with their values before; None: not set."""
+_functions: dict[str, Any] = {}
+"""The function ``get_ip`` of vLLM's modules that :func:`apply` has replaced, by module."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ def carry(vllm_config: Any) -> None:
     carried = Carried.here() or _start(site, parallel, config)
     rewrite(parallel, carried)
     if all(getattr(vllm_config, name, None) is None for name in TELLS_ADDRESS):
-        os.environ[HOST_IP] = carried.address
+        _set(HOST_IP, carried.address)
     apply(carried)
 
 
@@ -165,7 +170,7 @@ def _start(site: Site, parallel: Any, config: Config) -> Carried:
     global _relay
     management = control_address(host_address())
     if management:
-        os.environ[MANAGEMENT] = management
+        _set(MANAGEMENT, management)
     wait_s = float(getattr(parallel, "distributed_timeout_seconds", None) or WAIT_S)
     wait_s = min(wait_s, LONGEST_WAIT_S)
     masters = config.control_master or ",".join(addresses_of(site, management))
@@ -175,17 +180,19 @@ def _start(site: Site, parallel: Any, config: Config) -> Carried:
         relay.wait_ready(wait_s + config.connect_timeout_s + MARGIN_S)
     except (R2cclError, ConfigError) as error:
         relay.close()
+        _withdraw()
         raise type(error)(
             f"control (R2CCL_CONTROL) is 'rails', but the relay of node {site.node} did not start: "
             f"{error}"
         ) from error
     except BaseException:
         relay.close()
+        _withdraw()
         raise
     _relay = relay
     relay.on_end(_lost)
     carried = Carried(relay.prefix, relay.node)
-    os.environ[RELAY] = str(carried)
+    _set(RELAY, str(carried))
     _LOG.info(
         "relay of node %d of %d: connections of this node are at %s, and survive the loss of any "
         "NIC",
@@ -250,7 +257,30 @@ def apply(carried: Carried) -> None:
     if os.environ.get(HOST_IP) != carried.address:
         for name in QUEUES:
             module: Any = importlib.import_module(name)
+            _functions.setdefault(name, module.get_ip)
             module.get_ip = lambda: carried.address
+
+
+def _set(variable: str, value: str) -> None:
+    _before.setdefault(variable, os.environ.get(variable))
+    os.environ[variable] = value
+
+
+def _withdraw() -> None:
+    """Restores what :func:`carry` has set, for a later engine of this process."""
+    global _relay
+    _relay = None
+    for variable, value in _before.items():
+        if value is None:
+            os.environ.pop(variable, None)
+        else:
+            os.environ[variable] = value
+    _before.clear()
+    torch_seams.withdraw(STORE_USER)
+    for name, function in _functions.items():
+        module: Any = sys.modules[name]
+        module.get_ip = function
+    _functions.clear()
 
 
 def join() -> None:
@@ -278,4 +308,5 @@ def _lost(error: Failure) -> None:
     text = f"{type(error).__name__}: {error}"
     _LOG.error("the relay of this node has ended, so the engine exits: %s", text)
     exit_status.report(text)
+    _withdraw()
     ending.end_engine(text)

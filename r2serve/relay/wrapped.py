@@ -50,10 +50,20 @@ def run(relay: RelayProcess, argv: Sequence[str], port: int, management: str | N
         else:
             command.send_signal(number)
 
-    # A terminal sends SIGINT to the command, too.
+    def forward_unless_by_terminal(number: int, frame: FrameType | None) -> None:
+        if not _in_foreground():
+            forward(number, frame)
+
+    handlers = {
+        signal.SIGTERM: forward,
+        signal.SIGHUP: forward,
+        signal.SIGINT: forward_unless_by_terminal,
+    }
+    # A signal that is ignored, as by nohup, stays ignored, here and in the command.
     before = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, forward),
-        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
+        number: signal.signal(number, handler)
+        for number, handler in handlers.items()
+        if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
         try:
@@ -68,6 +78,23 @@ def run(relay: RelayProcess, argv: Sequence[str], port: int, management: str | N
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _in_foreground() -> bool:
+    """Whether a terminal sends SIGINT to this process and the command alike.
+
+    Both are in one process group, and a terminal signals its foreground group.
+    """
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False  # no terminal controls this session, or the terminal has hung up
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
 
 
 def _status(command: subprocess.Popen[bytes], relay: RelayProcess) -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +116,107 @@ time.sleep(600)
     losing.join()
     number = int(told.read_text())
     timely(lambda: not psutil.pid_exists(number) or is_zombie(number), "the end of the child")
+
+
+WRAPPER = """
+import signal, subprocess, sys
+from r2serve.relay import wrapped
+from r2serve.relay.parent import RelayProcess
+for number in (1, 2, 15):  # whatever the tests inherit
+    signal.signal(number, signal.SIG_IGN if str(number) in sys.argv[3:] else signal.SIG_DFL)
+relay = RelayProcess([sys.executable, "-c", sys.argv[1]])
+relay.wait_ready(60)
+status = wrapped.run(relay, [sys.executable, "-c", sys.argv[2]], 29500, None)
+relay.close()
+sys.exit(status)
+"""
+COUNTS = """
+import signal, sys, time
+counts = {1: 0, 2: 0, 15: 0}
+def count(number, _):
+    counts[number] += 1
+    print(number, counts[number], flush=True)
+    if number == 15: sys.exit(sum(counts.values()))
+for number in counts:
+    if signal.getsignal(number) is not signal.SIG_IGN: signal.signal(number, count)
+print("ready", flush=True)
+while True: time.sleep(1)
+"""
+
+
+@pytest.fixture
+def wrapper() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Returns a function that starts a wrapper in a session without a terminal."""
+
+    def end(process: subprocess.Popen[str]) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    with ExitStack() as stack:
+
+        def made(*ignored: int, **options: Any) -> subprocess.Popen[str]:
+            words = [READY + "sys.stdin.read()", COUNTS, *(str(int(each)) for each in ignored)]
+            process = subprocess.Popen(
+                [sys.executable, "-c", WRAPPER, *words],
+                text=True,
+                **{"stdout": subprocess.PIPE, "start_new_session": True} | options,
+            )
+            stack.callback(end, process)
+            return process
+
+        yield made
+
+
+def test_signals_to_the_wrapper_alone_reach_the_command(
+    wrapper: Callable[..., subprocess.Popen[str]],
+) -> None:
+    process = wrapper()
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        process.send_signal(number)
+        assert process.stdout.readline() == f"{int(number)} 1\n"
+    assert process.wait(LONG_S) == 3
+
+
+def test_an_ignored_signal_stays_ignored(wrapper: Callable[..., subprocess.Popen[str]]) -> None:
+    process = wrapper(signal.SIGHUP, signal.SIGINT)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        process.send_signal(number)
+    assert process.stdout.readline() == "15 1\n"
+    assert process.wait(LONG_S) == 1
+
+
+def test_an_interrupt_of_a_terminal_reaches_the_command_once(
+    wrapper: Callable[..., subprocess.Popen[str]],
+) -> None:
+    ours, theirs = pty.openpty()
+
+    def become_foreground() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # leader of a session, with this terminal
+
+    process = wrapper(stdin=theirs, stdout=theirs, preexec_fn=become_foreground)
+    os.close(theirs)
+    with os.fdopen(ours, "r+b", buffering=0) as terminal:
+        said = b""
+
+        def hear(text: bytes) -> None:
+            nonlocal said
+            while text not in said:
+                more = terminal.read(1024)
+                assert more, said
+                said += more
+
+        hear(b"ready")
+        terminal.write(b"\x03")
+        hear(b"2 1")
+        process.send_signal(signal.SIGTERM)
+        hear(b"15 1")
+        assert process.wait(LONG_S) == 2
+        assert b"2 2" not in said
 
 
 def test_a_signal_before_the_command_has_started_reaches_it(

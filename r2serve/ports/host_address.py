@@ -84,6 +84,15 @@ def own_address(variable: str, value: str, interfaces: Sequence[Interface]) -> s
     return (beyond or here)[0]
 
 
+def check_here(variable: str, value: str) -> None:
+    """Checks that this node carries an address, or an address of a host name.
+
+    Raises:
+        HostAddressError: see :func:`control_address`.
+    """
+    own_address(variable, value, _interfaces())
+
+
 def owner_of(error: BaseException, infos: Sequence[ProcessInfo | None]) -> str:
     """Returns a sentence about the rank with the address of the error; empty: no such rank."""
     if not isinstance(error, HostAddressError):

@@ -248,6 +248,22 @@ def test_the_user_names_the_addresses_of_the_meeting_and_the_wait(
     )
 
 
+def test_a_head_without_ranks_is_told_at_once(
+    relays: list[Relay], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first rank is on a follower, since the head has ``--data-parallel-size-local 0``."""
+    nowhere = "198.51.100.7"  # of no host (RFC 5737)
+    first = REPLICAS | {"data_parallel_rank": 0, "data_parallel_master_ip": nowhere}
+    with pytest.raises(ConfigError, match=rf"--data-parallel-address is '{nowhere}'.*'direct'"):
+        control.carry(SimpleNamespace(parallel_config=parallel(**first)))
+    assert not relays
+    assert RELAY not in os.environ
+    for other in (first | {"data_parallel_rank": 2}, TWO_NODES | {"node_rank": 0}):
+        monkeypatch.delenv(RELAY, raising=False)
+        control.carry(SimpleNamespace(parallel_config=parallel(**other)))
+    assert len(relays) == 2
+
+
 @pytest.mark.parametrize("part", control.TELLS_ADDRESS)
 def test_other_jobs_hear_the_real_address(
     relays: list[Relay], monkeypatch: pytest.MonkeyPatch, part: str

@@ -25,7 +25,7 @@ from r2serve.engines.vllm import ending, exit_status, stopping
 from r2serve.engines.vllm.host_address import host_address
 from r2serve.errors import ConfigError, PeerClosedError, R2cclError
 from r2serve.ports.addresses import parse
-from r2serve.ports.host_address import control_address
+from r2serve.ports.host_address import HostAddressError, check_here, control_address
 from r2serve.relay import torch_seams
 from r2serve.relay.client import Carried
 from r2serve.relay.parent import Failure, RelayProcess, command
@@ -89,7 +89,10 @@ def carry(vllm_config: Any) -> None:
     if isinstance(site, str):
         _say_direct(site)
         return
-    carried = Carried.here() or _start(site, parallel, config)
+    carried = Carried.here()
+    if carried is None:
+        _check_head(site, parallel)
+        carried = _start(site, parallel, config)
     rewrite(parallel, carried)
     if all(getattr(vllm_config, name, None) is None for name in TELLS_ADDRESS):
         _set(HOST_IP, carried.address)
@@ -164,6 +167,26 @@ def _say_direct(reason: str) -> None:
         "ends requests: %s",
         reason,
     )
+
+
+def _check_head(site: Site, parallel: Any) -> None:
+    """Refuses a data-parallel engine whose head has no ranks, at the node with the first rank.
+
+    The head has no relay then, so the relays of the other nodes would wait for each other.
+
+    Raises:
+        ConfigError: the master address belongs to another host.
+    """
+    if site.node != 0 or parallel.nnodes > 1:
+        return
+    try:
+        check_here("--data-parallel-address", site.master)
+    except HostAddressError as error:
+        raise ConfigError(
+            "control (R2CCL_CONTROL) is 'rails', but the first data-parallel rank is on this node "
+            f"and the head is another one: {error}; must be 'direct' on every node if the head has "
+            "no ranks (--data-parallel-size-local 0)"
+        ) from error
 
 
 def _start(site: Site, parallel: Any, config: Config) -> Carried:

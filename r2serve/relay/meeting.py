@@ -183,6 +183,8 @@ class Host:
         self._candidates = free(random_prefixes(CANDIDATES))
         self._on_late = on_late
         self._joined: dict[int, tuple[ProcessInfo, list[str]]] = {}
+        self._connected: dict[int, _Line] = {}
+        """The last connection of each node, while it is open."""
         self._outcome: Outcome | None = None
         self._failure = ""
         self._changed = threading.Condition()
@@ -291,6 +293,9 @@ class Host:
     def _serve(self, connection: socket.socket, remote: str) -> None:
         with connection:
             connection.settimeout(SILENCE_S)
+            # The connection of a dead host ends, so that a relay elsewhere may take its place.
+            silence_ms = int(SILENCE_S * 1000)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence_ms)
             line = _Line(connection, self._key)
             try:
                 line.exchange_challenges()
@@ -298,12 +303,12 @@ class Host:
                 candidates = self._candidates if outcome is None else [outcome.prefix]
                 line.send({"release": _release(), "candidates": candidates})
                 hello = line.receive()
-                refusal = self._join(hello)
+                refusal = self._join(hello, line)
                 if refusal:
                     _LOG.warning("refused a relay from %s: %s", remote, refusal)
                     line.send({"refused": refusal})
                     return
-                while not self._answer(line):
+                while not self._answer(line, int(hello["node"])):
                     line.send({"waits": True})
             except NoRelayError as error:
                 self._fail_without_relay(f"the node at {remote}: {error}")
@@ -311,6 +316,15 @@ class Host:
                 _LOG.warning("dropped a connection from %s: %s", remote, error)
             except OSError as error:
                 _LOG.info("a connection from %s ended: %s", remote, error)
+            finally:
+                self._disconnect(line)
+
+    def _disconnect(self, line: _Line) -> None:
+        with self._changed:
+            for node, last in list(self._connected.items()):
+                if last is line:
+                    del self._connected[node]
+            self._changed.notify_all()
 
     def _fail_without_relay(self, text: str) -> None:
         """Ends the start, unless a key shows that the network is not trusted."""
@@ -321,8 +335,12 @@ class Host:
             self._failure = self._failure or text
             self._changed.notify_all()
 
-    def _join(self, hello: dict[str, Any]) -> str:
-        """Enters a relay; returns why it does not fit, or an empty text."""
+    def _join(self, hello: dict[str, Any], line: _Line) -> str:
+        """Enters a relay; returns why it does not fit, or an empty text.
+
+        Until the outcome, a relay that has restarted takes the place of the relay before: on the
+        same host, or once the connection of the relay before has ended.
+        """
         if hello.get("release") != _release():
             return f"it runs {hello.get('release')}, and node 0 runs {_release()}"
         try:
@@ -336,7 +354,10 @@ class Host:
                 return f"it is node {node}, and the job starts with nodes 0 to {self._nodes - 1}"
             known = self._joined.get(node)
             if known is not None and known[0].process != info.process:
-                return f"another relay is node {node} already (host {known[0].host})"
+                gone = node not in self._connected or known[0].node == info.node
+                if late or not gone:
+                    return f"another relay is node {node} already (host {known[0].host})"
+                known = None
             if why := self._shares_host(node, info):
                 return why
             if self._outcome is not None and known is None:
@@ -345,6 +366,7 @@ class Host:
                 self._outcome.infos[node] = info
             if known is None or not late:
                 self._joined[node] = (info, free)
+            self._connected[node] = line
             self._changed.notify_all()
         if late and known is None and self._on_late is not None:
             self._on_late(node, info)
@@ -361,10 +383,15 @@ class Host:
                 )
         return ""
 
-    def _answer(self, line: _Line) -> bool:
+    def _answer(self, line: _Line, node: int) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._outcome or self._failure, HEARTBEAT_S)
+            self._changed.wait_for(
+                lambda: self._outcome or self._failure or self._connected.get(node) is not line,
+                HEARTBEAT_S,
+            )
             outcome, failure = self._outcome, self._failure
+            if self._connected.get(node) is not line:
+                failure = failure or f"a later connection is node {node}"
             infos = dict(outcome.infos) if outcome is not None else {}
         if failure:
             line.send({"refused": failure})

@@ -158,6 +158,44 @@ def test_a_node_number_is_used_once(host: Make) -> None:
     assert own.gather(LONG_S) == waiting.done().outcome
 
 
+def test_a_relay_that_restarts_during_the_meeting_takes_its_place(host: Make) -> None:
+    own = host(3)
+    first = Joining(own.port, 1)
+    with own._changed:
+        assert own._changed.wait_for(lambda: own._joined, LONG_S)
+    again = Joining(own.port, 1, own=replace(info(9), node=info(2).node))  # on the same host
+    assert "a later connection is node 1" in str(first.done().error)
+    other = Joining(own.port, 2)
+    outcome = own.gather(LONG_S)
+    assert again.done().outcome == other.done().outcome == outcome
+    assert {node: each.process for node, each in outcome.infos.items()} == {0: 1, 1: 9, 2: 3}
+    error = Joining(own.port, 1, own=replace(info(8), node=info(2).node)).done().error
+    assert "another relay is node 1 already" in str(error)  # the job has started with process 9
+
+
+def test_a_relay_elsewhere_takes_the_place_of_one_that_has_ended(
+    host: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "HEARTBEAT_S", 0.02)
+    own = host(3)
+    with socket.create_connection(("127.0.0.1", own.port)) as connection:
+        line = meeting._Line(connection, b"")
+        line.exchange_challenges()
+        offer = line.receive()
+        hello = {"release": meeting._release(), "node": 1, "info": info(2).to_wire()}
+        line.send(hello | {"free": offer["candidates"]})
+        assert line.receive() == {"waits": True}
+    with own._changed:
+        assert own._changed.wait_for(lambda: 1 not in own._connected, LONG_S)
+    elsewhere = Joining(own.port, 1, own=info(9))
+    with own._changed:  # the start waits for node 2, so this relay is in time
+        assert own._changed.wait_for(lambda: own._joined[1][0].process == 9, LONG_S)
+    other = Joining(own.port, 2)
+    outcome = own.gather(LONG_S)
+    assert elsewhere.done().outcome == other.done().outcome == outcome
+    assert outcome.infos[1].process == 9
+
+
 def test_a_node_joins_after_the_start(host: Make) -> None:
     late: queue.Queue[tuple[int, ProcessInfo]] = queue.Queue()
     own = host(2, on_late=lambda node, info: late.put((node, info)))

@@ -17,14 +17,12 @@ namespace {
 
 // Passes between links and sockets before the thread looks at everything else.
 constexpr int most_passes = 8;
-// Sleep while acknowledgements are due; while the engine of the parent starts; afterwards.
+// Sleep while acknowledgements are due; at least, while the parent's engine starts; afterwards.
 constexpr TimeNs busy_sleep_ns = 2 * ns_per_ms;
 constexpr TimeNs start_look_ns = 100 * ns_per_ms;
 constexpr TimeNs idle_look_ns = 1000 * ns_per_ms;
 // Limit of a drain if the end of a node ends the job, too.
 constexpr TimeNs drain_ns = 1000 * ns_per_ms;
-// A parent that never tells its start is taken to have started.
-constexpr TimeNs start_limit_ns = 1800'000 * ns_per_ms;
 
 std::string node_name(std::uint32_t node) { return "node " + std::to_string(node); }
 
@@ -49,6 +47,11 @@ Result<FileDescriptor> hold_prefix(std::uint32_t prefix) {
   return Status(ErrorCode::invalid_argument, "prefix: " + shown +
                                                  " is in use by another relay of this host (" +
                                                  lock.take_status().message() + ")");
+}
+
+TimeNs look_interval(TimeNs unchanged, bool started) {
+  if (started) return idle_look_ns;
+  return std::clamp(unchanged / 100, start_look_ns, idle_look_ns);
 }
 
 std::string sync_socket_name(std::uint32_t prefix, std::uint32_t node) {
@@ -99,7 +102,7 @@ Relay::Relay(std::shared_ptr<Engine> engine, const RelayOptions& options, Socket
       wake_(std::move(wake)),
       spare_(open_spare()),
       nodes_{options.node},
-      begun_(now_ns()) {
+      changed_(now_ns()) {
   for (const RelayOptions::Peer& peer : options.peers) {
     nodes_.insert(peer.node);
     insert(peer);
@@ -156,8 +159,7 @@ Status Relay::run() {
     }
     if (now >= next_look_) {
       (void)look();
-      const bool started = parent_told_up_ || now - begun_ > start_limit_ns;
-      next_look_ = now + (started ? idle_look_ns : start_look_ns);
+      next_look_ = now + look_interval(now - changed_, parent_told_up_);
       (void)carry_links();
     }
     sleep(now, next_look_);

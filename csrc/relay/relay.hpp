@@ -56,6 +56,11 @@ Result<FileDescriptor> hold_prefix(std::uint32_t prefix);
 // Returns the name of the abstract unix socket at which processes of the node call SYNC.
 [[nodiscard]] std::string sync_socket_name(std::uint32_t prefix, std::uint32_t node);
 
+// Returns the time between two looks at the listeners of this node.  `unchanged`: since the last
+// change.  A parent may never tell that its engine has started, so looks become rare without
+// changes, too.
+[[nodiscard]] TimeNs look_interval(TimeNs unchanged, bool started);
+
 class Relay {
  public:
   // Needs peers that are added to the engine, and connected.
@@ -177,7 +182,7 @@ class Relay {
   std::map<std::uint32_t, SyncClient> sync_clients_;
   std::uint32_t next_token_ = 1;
   TimeNs next_look_ = 0;
-  TimeNs begun_ = 0;
+  TimeNs changed_ = 0;           // time of the last change of own listeners
   TimeNs asked_ = 0;             // for a signal
   bool parent_told_up_ = false;  // the engine has started: listeners are rare from now on
   std::array<std::byte, 64U << 10> buffer_{};

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/clock.hpp"
 #include "relay/relay.hpp"
 
 namespace r2ccl {
@@ -22,6 +23,7 @@ bool Relay::look() {
   const std::set<std::uint16_t> there(found.value().begin(), found.value().end());
   for (const std::uint16_t port : there) {
     if (!announced_.insert(port).second) continue;
+    changed_ = now_ns();
     for (const auto& peer : peers_) peer->mux.listens(port);
   }
   for (auto port = announced_.begin(); port != announced_.end();) {
@@ -32,6 +34,7 @@ bool Relay::look() {
     for (const auto& peer : peers_) peer->mux.unlistens(*port);
     refused_.erase(*port);
     port = announced_.erase(port);
+    changed_ = now_ns();
   }
   return true;
 }

@@ -545,5 +545,15 @@ TEST(Absence, OneListenerThatAnswersIsEnough) {
   EXPECT_FALSE(becomes_certain(absence, 12));
 }
 
+// The first process of a node without an API server never tells that its engine has started.
+TEST(RelayLook, BecomesRareWithoutChanges) {
+  constexpr TimeNs second = 1000 * ns_per_ms;
+  EXPECT_EQ(look_interval(0, /*started=*/true), second);
+  EXPECT_EQ(look_interval(0, false), 100 * ns_per_ms);
+  EXPECT_EQ(look_interval(10 * second, false), 100 * ns_per_ms);
+  EXPECT_EQ(look_interval(50 * second, false), 500 * ns_per_ms);
+  EXPECT_EQ(look_interval(3600 * second, false), second);
+}
+
 }  // namespace
 }  // namespace r2ccl

@@ -106,6 +106,21 @@ def test_a_wait_beyond_its_timeout_gives_the_work_up(asked: Asked) -> None:
     assert asked.given_up == ["endless has not ended within 0.05 s (timeout)"]
 
 
+@pytest.mark.parametrize("limit", [None, timedelta(seconds=60)])
+def test_a_wait_that_a_signal_interrupts_gives_the_work_up(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch, limit: timedelta | None
+) -> None:
+    class Interrupted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            raise KeyboardInterrupt
+
+    work = asked.ask("endless", until=asked.ending)
+    monkeypatch.setattr(work, "_ended", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        work.wait(limit)
+    assert asked.given_up == ["endless: its wait was interrupted by a signal (KeyboardInterrupt)"]
+
+
 @pytest.mark.parametrize("wait", [True, False])
 def test_work_without_a_waiting_caller_times_out_too(asked: Asked, wait: bool) -> None:
     """A caller waiting for a future (like DDP), or in the call, sets no timeout."""

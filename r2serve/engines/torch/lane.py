@@ -114,17 +114,24 @@ class R2cclWork(_Work):  # type: ignore[misc]
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Waits until the collective has ended. Returns True.
 
+        A collective is aborted on every rank, together with its communicator, if its timeout passes
+        or a signal handler raises in the wait.
+
         Args:
-            timeout: default: the collective's own timeout. A collective past the timeout is
-                aborted on every rank, together with its communicator.
+            timeout: default: the collective's own timeout.
 
         Raises:
             R2cclError: the collective has failed.
         """
         limit_s = timeout.total_seconds() if timeout else 0.0
-        if limit_s > 0 and not self._ended.wait(limit_s):
-            self._abandon(limit_s)
-        self._ended.wait()
+        try:
+            if limit_s > 0 and not self._ended.wait(limit_s):
+                self._abandon(limit_s)
+            self._ended.wait()
+        except BaseException as error:
+            name = type(error).__name__
+            self._give_up(f"{self.what}: its wait was interrupted by a signal ({name})")
+            raise
         if self._error is not None:
             raise self._error
         return True

@@ -78,6 +78,7 @@ def run_ranks(forks: Forks, folder: Path, *arguments: str, driver: str = "") -> 
         ("death", 3),
         ("unmatched", 2),
         ("forgotten", 2),
+        ("forked", 2),
     ],
 )
 def test_ranks(case: str, ranks: int, forks: Forks, tmp_path: Path) -> None:
@@ -103,6 +104,7 @@ def test_ranks(case: str, ranks: int, forks: Forks, tmp_path: Path) -> None:
         ("overdue_later", 2),
         ("death", 3),
         ("forgotten", 2),
+        ("forked", 2),
         ("nothing_void_is_sent", 3),
     ],
 )

@@ -584,6 +584,46 @@ def forgotten(me: int, ranks: int) -> None:
     dist.barrier()
 
 
+def forked(me: int, ranks: int) -> None:
+    """A forked child cannot use the group, and the group works on."""
+    given = [torch.ones(4) for _ in range(ranks)]
+    peer = (me + 1) % ranks
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: dist.all_reduce(given[0]),
+        "asynchronous": lambda: dist.all_reduce(given[0], async_op=True),
+        "broadcast": lambda: dist.broadcast(given[0], 0),
+        "all_gather": lambda: dist.all_gather(given, torch.ones_like(given[0])),
+        "barrier": dist.barrier,
+        "send": lambda: dist.send(given[0], peer),
+        "recv": lambda: dist.recv(given[0], peer),
+        "shutdown": lambda: dist.group.WORLD.shutdown(),
+    }
+    dist.all_reduce(given[0])
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        told = "the child failed"
+        try:
+            wrong = []
+            for name, call in calls.items():
+                try:
+                    refused(InvalidArgumentError, "before a fork", call)
+                except BaseException as error:  # noqa: BLE001  told to the parent
+                    wrong.append(f"{name}: {error!r}")
+            told = "; ".join(wrong) or "all refused"
+        finally:
+            os.write(writing, told.encode())
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        told = pipe.read()
+    os.waitpid(child, 0)
+    assert told == "all refused", told
+    after = torch.full((4,), float(me))
+    dist.all_reduce(after)
+    same(after, torch.full((4,), float(sum(range(ranks)))))
+
+
 NOT_DESTROYED = {
     "unmatched",
     "forgotten",

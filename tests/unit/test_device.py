@@ -400,6 +400,39 @@ def test_a_missing_driver_is_named(ranks: Ranks) -> None:
 
 
 @pytest.mark.skipif(HAS_GPU, reason="a process that uses CUDA cannot be forked")
+def test_a_forked_child_cannot_use_an_inherited_communicator(pair: list[Any]) -> None:
+    used, data = pair[0], torch.ones(4)
+    calls: list[Callable[[], Any]] = [
+        lambda: used.all_reduce(data),
+        lambda: used.all_gather(data),
+        lambda: used.reduce_scatter(torch.ones(8)),
+        lambda: used.broadcast(data, 0),
+        lambda: used.gather(data, 0),
+        lambda: used.all_to_all(torch.ones(8)),
+        lambda: used.send(data, 1),
+        lambda: used.recv(data, 1),
+        used.barrier,
+        used.compare_captures,
+        lambda: used.step(1),
+        used.end_step,
+        used.check,
+        lambda: used.abort("so"),
+    ]
+    child = os.fork()
+    if child == 0:
+        status = 255
+        try:
+            for number, call in enumerate(calls, start=1):
+                status = number
+                with pytest.raises(InvalidArgumentError, match="before a fork"):
+                    call()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "number of the call carried out"
+
+
+@pytest.mark.skipif(HAS_GPU, reason="a process that uses CUDA cannot be forked")
 def test_a_forked_child_may_close_an_inherited_communicator(pair: list[Any]) -> None:
     child = os.fork()
     if child == 0:

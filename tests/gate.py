@@ -252,7 +252,8 @@ def options_of(given: Sequence[str], known: Sequence[Stage] | None) -> argparse.
             options.record.parent.mkdir(parents=True, exist_ok=True)
             options.record.open("a").close()
         except OSError as error:
-            parser.error(f"--record ({RECORD_VARIABLE}) is {options.record}: {error.strerror}")
+            text = f"{error.strerror}; must be a file that can be written"
+            parser.error(f"--record ({RECORD_VARIABLE}) is {options.record}: {text}")
     return options
 
 
@@ -310,6 +311,7 @@ def keep(row: dict[str, object], file: Path, record: Path | None) -> None:
     line = json.dumps(row) + "\n"
     file.write_text(line, encoding="utf-8")
     if record is not None:
+        record.parent.mkdir(parents=True, exist_ok=True)  # main() may have removed it
         with record.open("a", encoding="utf-8") as records:
             records.write(line)
 

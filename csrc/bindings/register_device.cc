@@ -208,7 +208,11 @@ void register_device(nb::module_& module) {
            [](StreamCommunicator& self, StreamHandle stream) {
              enqueue([&] { return self.end_step(at(stream)); });
            })
-      .def("compare_captures", &StreamCommunicator::compare_captures)
+      .def("compare_captures",
+           [](StreamCommunicator& self) {
+             raise_if_failed(self.check_origin());
+             self.compare_captures();
+           })
       .def("steps_ended", &StreamCommunicator::steps_ended,
            nb::call_guard<nb::gil_scoped_release>())
       .def("slots", &slots_of, "Returns addresses and sizes of the slots, by name.")

@@ -91,8 +91,8 @@ void Link::choose_best() {
 }
 
 // Returns the nearest rail in the state `wanted` that is similarly fast as the fastest, `lowest`.
-// Of equally near rails the current rail stays, so that noise does not move traffic.  A rail that
-// the peer has chosen stays, too: the ends may see a rail in different states.
+// Among equally near rails the current rail stays, so that noise does not move traffic.  A rail
+// that the peer has chosen stays, too: the ends may see a rail in different states.
 RailId Link::nearest(RailState wanted, RailId lowest) const {
   const auto fits = [&](RailId id) {
     const Rail& rail = rails_[id];

@@ -70,7 +70,7 @@ struct LinkOptions {
   std::uint64_t reserves = 0;
   // Rails with an equal unit above 0 share fate: the loss of a rail endangers the others.
   std::array<std::uint8_t, max_rails_per_link> units{};
-  // Of rails that are similarly fast, the nearest carries small messages.  Equal at both ends.
+  // The nearest of similarly fast rails carries small messages.  Equal at both ends.
   std::array<std::uint8_t, max_rails_per_link> distances{};
   TimeNs shared_fate_ns = 5000 * ns_per_ms;  // how long a loss endangers the rails of its unit
   bool posted = false;                       // posted receives; equal at both ends

@@ -17,7 +17,7 @@ namespace {
 
 // Passes between links and sockets before the thread looks at everything else.
 constexpr int most_passes = 8;
-// Sleep while acknowledgements are due; at least, while the parent's engine starts; afterwards.
+// Sleep while acknowledgements are due; shortest and longest time between two looks at listeners.
 constexpr TimeNs busy_sleep_ns = 2 * ns_per_ms;
 constexpr TimeNs start_look_ns = 100 * ns_per_ms;
 constexpr TimeNs idle_look_ns = 1000 * ns_per_ms;

@@ -293,11 +293,11 @@ class Host:
     def _serve(self, connection: socket.socket, remote: str) -> None:
         with connection:
             connection.settimeout(SILENCE_S)
-            # The connection of a dead host ends, so that a relay elsewhere may take its place.
-            silence_ms = int(SILENCE_S * 1000)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence_ms)
             line = _Line(connection, self._key)
             try:
+                # The connection of a dead host ends, so that a relay elsewhere may take its place.
+                silence_ms = int(SILENCE_S * 1000)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence_ms)
                 line.exchange_challenges()
                 outcome = self._outcome
                 candidates = self._candidates if outcome is None else [outcome.prefix]

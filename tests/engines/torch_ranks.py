@@ -587,12 +587,13 @@ def forgotten(me: int, ranks: int) -> None:
 def forked(me: int, ranks: int) -> None:
     """A forked child cannot use the group, and the group works on."""
     given = [torch.ones(4) for _ in range(ranks)]
+    own = torch.ones(4)
     peer = (me + 1) % ranks
     calls: dict[str, Callable[[], Any]] = {
         "all_reduce": lambda: dist.all_reduce(given[0]),
         "asynchronous": lambda: dist.all_reduce(given[0], async_op=True),
         "broadcast": lambda: dist.broadcast(given[0], 0),
-        "all_gather": lambda: dist.all_gather(given, torch.ones_like(given[0])),
+        "all_gather": lambda: dist.all_gather(given, own),
         "barrier": dist.barrier,
         "send": lambda: dist.send(given[0], peer),
         "recv": lambda: dist.recv(given[0], peer),

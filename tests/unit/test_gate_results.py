@@ -147,6 +147,8 @@ def test_a_record_gets_its_folder_before_the_run(
     monkeypatch.setenv(gate.RECORD_VARIABLE, str(file))
     record = gate.options_of([], None).record
     assert record == file
+    file.unlink()
+    file.parent.rmdir()  # a run begins with the removal of the results before
     for commit in ("a", "b"):
         gate.keep({"commit": commit}, tmp_path / "gate.json", record)
     assert [json.loads(line)["commit"] for line in file.read_text().splitlines()] == ["a", "b"]

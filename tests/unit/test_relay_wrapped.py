@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pty
 import signal
 import subprocess
 import sys
-import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -119,9 +117,10 @@ time.sleep(600)
 
 
 WRAPPER = """
-import signal, subprocess, sys
+import fcntl, os, signal, sys, termios
 from r2serve.relay import wrapped
 from r2serve.relay.parent import RelayProcess
+if os.isatty(0): fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # leader of a session, in the foreground
 for number in (1, 2, 15):  # whatever the tests inherit
     signal.signal(number, signal.SIG_IGN if str(number) in sys.argv[3:] else signal.SIG_DFL)
 relay = RelayProcess([sys.executable, "-c", sys.argv[1]])
@@ -146,7 +145,10 @@ while True: time.sleep(1)
 
 @pytest.fixture
 def wrapper() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Returns a function that starts a wrapper in a session without a terminal."""
+    """Returns a function that starts a wrapper in a session of its own.
+
+    A terminal at its standard input becomes the terminal of the session.
+    """
 
     def end(process: subprocess.Popen[str]) -> None:
         with suppress(ProcessLookupError):
@@ -160,7 +162,8 @@ def wrapper() -> Iterator[Callable[..., subprocess.Popen[str]]]:
             process = subprocess.Popen(
                 [sys.executable, "-c", WRAPPER, *words],
                 text=True,
-                **{"stdout": subprocess.PIPE, "start_new_session": True} | options,
+                start_new_session=True,
+                **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE} | options,
             )
             stack.callback(end, process)
             return process
@@ -194,11 +197,7 @@ def test_an_interrupt_of_a_terminal_reaches_the_command_once(
     wrapper: Callable[..., subprocess.Popen[str]],
 ) -> None:
     ours, theirs = pty.openpty()
-
-    def become_foreground() -> None:
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # leader of a session, with this terminal
-
-    process = wrapper(stdin=theirs, stdout=theirs, preexec_fn=become_foreground)
+    process = wrapper(stdin=theirs, stdout=theirs)
     os.close(theirs)
     with os.fdopen(ours, "r+b", buffering=0) as terminal:
         said = b""

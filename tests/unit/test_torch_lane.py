@@ -119,6 +119,10 @@ def test_a_wait_that_a_signal_interrupts_gives_the_work_up(
     with pytest.raises(KeyboardInterrupt):
         work.wait(limit)
     assert asked.given_up == ["endless: its wait was interrupted by a signal (KeyboardInterrupt)"]
+    timely(work.is_completed, "the end of the work")
+    with pytest.raises(KeyboardInterrupt):
+        work.wait(limit)
+    assert len(asked.given_up) == 1  # nothing is left to give up
 
 
 @pytest.mark.parametrize("wait", [True, False])

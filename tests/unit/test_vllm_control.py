@@ -23,6 +23,7 @@ from r2serve.errors import (
     R2cclError,
     StartupTimeoutError,
 )
+from r2serve.ports.host_address import HostAddressError
 from r2serve.relay.client import Carried
 from r2serve.relay.parent import Failure
 from r2serve.variables import MANAGEMENT, RELAY
@@ -262,6 +263,27 @@ def test_a_head_without_ranks_is_told_at_once(
         monkeypatch.delenv(RELAY, raising=False)
         control.carry(SimpleNamespace(parallel_config=parallel(**other)))
     assert len(relays) == 2
+
+
+@pytest.mark.parametrize(("elsewhere", "lines"), [(["198.51.100.7"], 1), ([], 0)])
+def test_a_head_may_have_the_name_of_a_service(
+    relays: list[Relay],
+    monkeypatch: pytest.MonkeyPatch,
+    said: Callable[[], list[str]],
+    elsewhere: list[str],
+    lines: int,
+) -> None:
+    """The name may resolve to another host, or only on the other nodes."""
+
+    def wrong(variable: str, value: str) -> None:
+        raise HostAddressError(f"{variable} is {value!r}", elsewhere)
+
+    monkeypatch.setattr(control, "check_here", wrong)
+    first = REPLICAS | {"data_parallel_rank": 0, "data_parallel_master_ip": "head.invalid"}
+    control.carry(SimpleNamespace(parallel_config=parallel(**first)))
+    assert len(relays) == 1
+    told = [line for line in said() if "--data-parallel-address is 'head.invalid'" in line]
+    assert len(told) == lines
 
 
 @pytest.mark.parametrize("part", control.TELLS_ADDRESS)

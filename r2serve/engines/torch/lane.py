@@ -124,17 +124,21 @@ class R2cclWork(_Work):  # type: ignore[misc]
             R2cclError: the collective has failed.
         """
         limit_s = timeout.total_seconds() if timeout else 0.0
-        try:
-            if limit_s > 0 and not self._ended.wait(limit_s):
-                self._abandon(limit_s)
-            self._ended.wait()
-        except BaseException as error:
-            name = type(error).__name__
-            self._give_up(f"{self.what}: its wait was interrupted by a signal ({name})")
-            raise
+        if limit_s > 0 and not self._wait_for_end(limit_s):
+            self._abandon(limit_s)
+        self._wait_for_end(None)
         if self._error is not None:
             raise self._error
         return True
+
+    def _wait_for_end(self, limit_s: float | None) -> bool:
+        try:
+            return self._ended.wait(limit_s)
+        except BaseException as error:
+            if not self._ended.is_set():
+                name = type(error).__name__
+                self._give_up(f"{self.what}: its wait was interrupted by a signal ({name})")
+            raise
 
     def is_completed(self) -> bool:
         return self._ended.is_set()

@@ -172,31 +172,37 @@ def _say_direct(reason: str) -> None:
 def _check_head(site: Site, parallel: Any) -> None:
     """Refuses a data-parallel engine whose head has no ranks, at the node with the first rank.
 
-    The head has no relay then, so the relays of the other nodes would wait for each other.
+    The head has no relay then, so the relays of the other nodes would wait for each other. A name
+    may belong to a service in front of this node, so a name that resolves to other hosts is only a
+    warning.
 
     Raises:
-        ConfigError: the master address belongs to another host.
+        ConfigError: the master address is numeric and belongs to another host.
     """
     if site.node != 0 or parallel.nnodes > 1:
         return
     try:
         check_here("--data-parallel-address", site.master)
     except HostAddressError as error:
-        raise ConfigError(
-            "control (R2CCL_CONTROL) is 'rails', but the first data-parallel rank is on this node "
-            f"and the head is another one: {error}; must be 'direct' on every node if the head has "
-            "no ranks (--data-parallel-size-local 0)"
-        ) from error
+        text = (
+            "control (R2CCL_CONTROL) is 'rails', and the first data-parallel rank is on this node, "
+            f"but the head seems to be another: {error}; must be 'direct' on every node if the "
+            "head has no ranks (--data-parallel-size-local 0)"
+        )
+        if parse(site.master) is not None:
+            raise ConfigError(text) from error
+        if error.addresses:  # else a name of this node that only the others know
+            _LOG.warning("%s", text)
 
 
 def _start(site: Site, parallel: Any, config: Config) -> Carried:
     global _relay
     management = control_address(host_address())
-    if management:
-        _set(MANAGEMENT, management)
     wait_s = float(getattr(parallel, "distributed_timeout_seconds", None) or WAIT_S)
     wait_s = min(wait_s, LONGEST_WAIT_S)
     masters = config.control_master or ",".join(addresses_of(site, management))
+    if management:
+        _set(MANAGEMENT, management)  # the relay inherits it
     _LOG.info("relay of node %d: meets other nodes at %s, port %d", site.node, masters, site.port)
     relay = RelayProcess(command(site.node, site.nodes, masters, site.port, wait_s))
     try:
@@ -212,10 +218,10 @@ def _start(site: Site, parallel: Any, config: Config) -> Carried:
         relay.close()
         _withdraw()
         raise
-    _relay = relay
-    relay.on_end(_lost)
     carried = Carried(relay.prefix, relay.node)
     _set(RELAY, str(carried))
+    _relay = relay
+    relay.on_end(_lost)
     _LOG.info(
         "relay of node %d of %d: connections of this node are at %s, and survive the loss of any "
         "NIC",
@@ -293,14 +299,14 @@ def _withdraw() -> None:
     """Restores what :func:`carry` has set, for a later engine of this process."""
     global _relay
     _relay = None
-    for variable, value in _before.items():
+    for variable, value in list(_before.items()):
         if value is None:
             os.environ.pop(variable, None)
         else:
             os.environ[variable] = value
     _before.clear()
     torch_seams.withdraw(STORE_USER)
-    for name, function in _functions.items():
+    for name, function in list(_functions.items()):
         module: Any = sys.modules[name]
         module.get_ip = function
     _functions.clear()
@@ -331,5 +337,7 @@ def _lost(error: Failure) -> None:
     text = f"{type(error).__name__}: {error}"
     _LOG.error("the relay of this node has ended, so the engine exits: %s", text)
     exit_status.report(text)
-    _withdraw()
-    ending.end_engine(text)
+    try:
+        _withdraw()
+    finally:
+        ending.end_engine(text)

@@ -4,7 +4,7 @@
 #include <linux/inet_diag.h>
 #include <linux/netlink.h>
 #include <linux/sock_diag.h>
-#include <netinet/tcp.h>
+#include <linux/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -16,6 +16,17 @@
 
 namespace r2ccl {
 namespace {
+
+// States of a socket in the kernel (net/tcp_states.h).  <netinet/tcp.h> has the states as well, but
+// cannot stand beside <linux/tcp.h>, which other files of a unity build include.
+enum : unsigned {
+  tcp_established = 1,
+  tcp_syn_sent = 2,
+  tcp_fin_wait1 = 4,
+  tcp_fin_wait2 = 5,
+  tcp_close_wait = 8,
+  tcp_listen = 10,
+};
 
 constexpr int most_waiting = 1024;  // connections that wait for an accept, as in PyTorch's store
 
@@ -128,7 +139,7 @@ Status SocketTable::check() {
 }
 
 Result<std::vector<std::uint16_t>> SocketTable::listeners(std::uint32_t address, uid_t owner) {
-  auto all = entries(1U << TCP_LISTEN, nullptr, nullptr);
+  auto all = entries(1U << tcp_listen, nullptr, nullptr);
   if (!all.ok()) return all.take_status();
   std::vector<std::uint16_t> ports;
   for (const Entry& entry : all.value())
@@ -139,8 +150,8 @@ Result<std::vector<std::uint16_t>> SocketTable::listeners(std::uint32_t address,
 Result<std::optional<uid_t>> SocketTable::owner(const LoopbackEnd& local,
                                                 const LoopbackEnd& remote) {
   // A client may have sent and closed already.
-  constexpr std::uint32_t open = 1U << TCP_ESTABLISHED | 1U << TCP_FIN_WAIT1 | 1U << TCP_FIN_WAIT2 |
-                                 1U << TCP_CLOSE_WAIT | 1U << TCP_SYN_SENT;
+  constexpr std::uint32_t open = 1U << tcp_established | 1U << tcp_fin_wait1 | 1U << tcp_fin_wait2 |
+                                 1U << tcp_close_wait | 1U << tcp_syn_sent;
   auto all = entries(open, &local, &remote);
   if (!all.ok()) return all.take_status();
   for (const Entry& entry : all.value())

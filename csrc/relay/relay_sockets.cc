@@ -1,5 +1,6 @@
 // Carried connections: loopback sockets and their streams.
-#include <netinet/tcp.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 

@@ -66,8 +66,7 @@ bool Link::frame_begin(RailId id, const FrameHeader& header, TimeNs now) {
       valid = begin_data(id, header, now);
     } else if (header.type >= FrameType::room) {
       valid = posted_->valid(id, header);
-      rail.incoming.wanted =
-          valid && header.type == FrameType::put && posted_->destination(id, header) != nullptr;
+      rail.incoming.wanted = valid && header.type == FrameType::put && posted_->permits(id, header);
     }
   }
   if (!valid) {

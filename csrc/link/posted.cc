@@ -77,6 +77,8 @@ void Posted::rail_moved(RailId id, RailState to, TimeNs now) {
       break;
     case RailState::suspect: lose_carrier(id, /*lost=*/false); break;
     case RailState::down:
+      for (; !rail.rooms.empty(); rail.rooms.pop_front()) leave_queue(rail.rooms.front(), id);
+      for (; !rail.needs.empty(); rail.needs.pop_front()) leave_queue(rail.needs.front(), id);
       rail = {};
       mark(id);
       lose_carrier(id, /*lost=*/true);
@@ -124,6 +126,7 @@ bool Posted::next_frame(RailId id, OutFrame& frame) {
   } else if (usable && !rail.rooms.empty()) {
     const RoomDue due = rail.rooms.front();
     rail.rooms.pop_front();
+    leave_queue(due, id);
     put_room(due, header);
   } else if (usable && !rail.farewells.empty()) {
     const Farewell last = rail.farewells.front();
@@ -131,16 +134,8 @@ bool Posted::next_frame(RailId id, OutFrame& frame) {
     header.type = FrameType::room;
     header.communicator = last.connection;
     put({.delivered = last.delivered}, header);
-  } else if (usable && !rail.needs.empty()) {
-    const NeedDue due = rail.needs.front();
-    rail.needs.pop_front();
-    header.type = FrameType::need;
-    header.communicator = due.of->connection;
-    header.number = due.number;
-    header.offset = due.attempt;
-    header.slot = id;  // the question goes over usable rails only: each is a good choice
   } else {
-    found = usable && next_put(id, frame);
+    found = usable && (next_need(id, header) || next_put(id, frame));
   }
   mark(id);
   return found;

@@ -23,6 +23,7 @@
 #include "link/frame.hpp"
 #include "link/link_types.hpp"
 #include "link/rail_state.hpp"
+#include "link/ring.hpp"
 #include "link/shape.hpp"
 
 namespace r2ccl {
@@ -65,6 +66,8 @@ class Posted {
   [[nodiscard]] std::optional<std::uint32_t> received(ConnectionId connection,
                                                       std::uint64_t number) const;
   void take_received(ConnectionId connection, std::uint64_t number);  // requires received()
+  // Returns true if a receive that is not done uses the memory.
+  [[nodiscard]] bool uses(ConnectionId connection, MemoryId id) const;
   // Ends the connection.  On false, rails may still write its memory and are being fenced: call
   // again.  The peer still learns of the messages received.
   [[nodiscard]] bool close_receives(ConnectionId connection, TimeNs now);
@@ -80,6 +83,8 @@ class Posted {
                                     TimeNs now);
   [[nodiscard]] SendState send_state(ConnectionId connection, std::uint64_t number) const;
   void take_sent(ConnectionId connection, std::uint64_t number);  // requires `done`
+  // Returns true if a send that is not taken has its source in the memory.
+  [[nodiscard]] bool uses(ConnectionId connection, std::span<const std::byte> memory) const;
   // Ends the connection.  On false, RDMA rails may still read sources and are being fenced: call
   // again.  Byte streams may read sources until CarriedLink::detach() has returned true, too.
   [[nodiscard]] bool close_sends(ConnectionId connection, TimeNs now);
@@ -90,7 +95,10 @@ class Posted {
   [[nodiscard]] bool next_frame(RailId rail, OutFrame& frame);
   // Checks a received header.  Returns false on a violation of the protocol.
   [[nodiscard]] bool valid(RailId rail, const FrameHeader& header) const;
-  // Returns the destination of a `put`.  Null: the attempt is not permitted any more.
+  // Returns true if the attempt of a `put` is still permitted.
+  [[nodiscard]] bool permits(RailId rail, const FrameHeader& header) const;
+  // Returns the destination of a `put`.  Null: the attempt is not permitted any more, or the memory
+  // is empty.
   [[nodiscard]] std::byte* destination(RailId rail, const FrameHeader& header) const;
   // Takes a whole frame.  Returns false on a violation of the protocol, or on a wrong checksum.
   [[nodiscard]] bool take(RailId rail, const FrameHeader& header, TimeNs now);
@@ -99,6 +107,11 @@ class Posted {
   [[nodiscard]] std::size_t queued() const;  // frames due on all rails
 
  private:
+  // Rails with a frame about a message in their queue, a bit each: no queue is searched.
+  using RailBits = std::uint64_t;
+  static_assert(max_rails_per_link <= 64);
+  static constexpr RailBits bit_of(RailId rail) { return RailBits{1} << rail; }
+
   struct Receive {
     enum class State : std::uint8_t { free, due, permitted, done };
     State state = State::free;
@@ -112,6 +125,7 @@ class Posted {
     bool asked = false;            // a question about the present try waits for its answer
     std::uint32_t message_bytes = 0;
     std::uint32_t arrived = 0;  // bytes, by the permitted attempt
+    RailBits queued = 0;        // ROOM
   };
   struct Receives {
     ConnectionId connection = 0;
@@ -120,6 +134,7 @@ class Posted {
     std::uint64_t next = 0;       // number of receives posted
     std::uint64_t delivered = 0;  // messages received in order
     std::uint64_t reported = 0;   // `delivered` in the last ROOM
+    RailBits queued = 0;          // ROOM without permission
     TimeNs owed_since = 0;        // 0: no report is due
     bool owed_now = false;
     bool closing = false;
@@ -135,6 +150,10 @@ class Posted {
     Epoch epoch;
     std::uint64_t position;  // end of the last frame in the epoch's byte stream
   };
+  struct Asking {
+    std::uint32_t attempt = 0;  // last try known, in the questions that are queued
+    RailBits queued = 0;        // NEED
+  };
   struct Send {
     const std::byte* source = nullptr;
     std::uint32_t bytes = 0;
@@ -143,6 +162,7 @@ class Posted {
     bool taken = false;
     TimeNs asked_at = 0;  // last question, or the posting
     TimeNs interval = 0;  // of questions
+    Asking asking;
     std::vector<Attempt> attempts;
   };
   struct Sends {
@@ -155,6 +175,7 @@ class Posted {
     bool waits = false;                         // the owner waits for the ROOM of message `next`
     TimeNs asked_at = 0;                        // last question about this ROOM
     TimeNs interval = 0;
+    Asking asking;
     bool closing = false;
     [[nodiscard]] Send& at(std::uint64_t number) { return ring[number % most_posted]; }
     [[nodiscard]] const Send& at(std::uint64_t number) const { return ring[number % most_posted]; }
@@ -162,6 +183,9 @@ class Posted {
     [[nodiscard]] Room room(std::uint64_t number) const {
       const Room& kept = rooms[number % rooms.size()];
       return kept.number == number ? kept : Room{};
+    }
+    [[nodiscard]] Asking& asking_of(std::uint64_t number) {
+      return number < next ? at(number).asking : asking;
     }
   };
   struct RoomDue {
@@ -171,7 +195,6 @@ class Posted {
   struct NeedDue {
     Sends* of;
     std::uint64_t number;
-    std::uint32_t attempt;
   };
   struct PutDue {
     Sends* of;
@@ -194,10 +217,10 @@ class Posted {
   };
   struct Rail {
     std::deque<MemoryId> memory;
-    std::deque<RoomDue> rooms;
+    Ring<RoomDue> rooms;
     std::deque<Farewell> farewells;
-    std::deque<NeedDue> needs;
-    std::deque<PutDue> puts;
+    Ring<NeedDue> needs;
+    Ring<PutDue> puts;
     std::map<MemoryId, RemoteMemory> remote;  // of the peer, in this epoch
     TimeNs avoid_until = 0;                   // the peer's sender has suspected the rail
     [[nodiscard]] std::size_t due() const {
@@ -217,6 +240,7 @@ class Posted {
   void lose_permissions(RailId rail, bool fenced);
   void lose_carrier(RailId rail, bool lost);
   void queue_room(Receives& receives, std::uint64_t number, RailId rail);
+  static void leave_queue(const RoomDue& due, RailId rail);
   [[nodiscard]] bool on_need(RailId rail, const FrameHeader& header);
   void answer(TimeNs now);
   [[nodiscard]] bool on_put(RailId rail, const FrameHeader& header, TimeNs now);
@@ -230,8 +254,11 @@ class Posted {
   void ask_overdue(Sends& sends, TimeNs now);
   [[nodiscard]] bool has_better(RailId rail) const;
   [[nodiscard]] bool permission_ended(const Room& room) const;
+  [[nodiscard]] bool under_way(const Send& send, const Room& room) const;
   [[nodiscard]] bool on_room(const FrameHeader& header, TimeNs now);
   [[nodiscard]] bool on_memory(RailId rail, const FrameHeader& header, TimeNs now);
+  static void leave_queue(const NeedDue& due, RailId rail);
+  [[nodiscard]] bool next_need(RailId rail, FrameHeader& header);
   [[nodiscard]] bool next_put(RailId rail, OutFrame& frame);
   [[nodiscard]] bool reads(const Attempt& attempt) const;
 

@@ -47,6 +47,16 @@ void Posted::take_received(ConnectionId connection, std::uint64_t number) {
     ++receives.first;
 }
 
+bool Posted::uses(ConnectionId connection, MemoryId id) const {
+  const Receives* const receives = receives_of(connection);
+  if (receives == nullptr) return false;
+  return std::ranges::any_of(receives->ring, [id](const Receive& receive) {
+    const bool open =
+        receive.state == Receive::State::due || receive.state == Receive::State::permitted;
+    return open && receive.into.memory == id;
+  });
+}
+
 bool Posted::close_receives(ConnectionId connection, TimeNs now) {
   const auto found = receives_.find(connection);
   if (found == receives_.end()) return true;
@@ -65,7 +75,7 @@ bool Posted::close_receives(ConnectionId connection, TimeNs now) {
   }
   if (!safe) return false;
   for (RailId id = 0; id < rails_.size(); ++id) {
-    std::erase_if(rails_[id].rooms, [&](const RoomDue& due) { return due.of == &receives; });
+    rails_[id].rooms.erase_if([&](const RoomDue& due) { return due.of == &receives; });
     mark(id);
   }
   remember(receives);
@@ -160,12 +170,19 @@ void Posted::send_room(Receives& receives, std::uint64_t number) {
 }
 
 void Posted::queue_room(Receives& receives, std::uint64_t number, RailId rail) {
-  auto& rooms = rails_[rail].rooms;
-  const bool queued = std::ranges::any_of(
-      rooms, [&](const RoomDue& due) { return due.of == &receives && due.number == number; });
-  if (queued) return;
-  rooms.push_back({&receives, number});
+  RailBits& queued = number == no_message ? receives.queued : receives.at(number).queued;
+  if ((queued & bit_of(rail)) != 0) return;
+  queued |= bit_of(rail);
+  rails_[rail].rooms.push_back({&receives, number});
   mark(rail);
+}
+
+// The frame has left the queue of the rail.
+void Posted::leave_queue(const RoomDue& due, RailId rail) {
+  if (due.number == no_message)
+    due.of->queued &= ~bit_of(rail);
+  else if (due.of->has(due.number))
+    due.of->at(due.number).queued &= ~bit_of(rail);
 }
 
 void Posted::report(Receives& receives, RailId rail) {
@@ -299,23 +316,27 @@ bool Posted::put_valid(RailId id, const FrameHeader& header) const {
   return header.offset <= receive.arrived;
 }
 
-std::byte* Posted::destination(RailId id, const FrameHeader& header) const {
+bool Posted::permits(RailId id, const FrameHeader& header) const {
   const Receives* const receives = receives_of(header.communicator);
-  if (receives == nullptr || !receives->has(header.number)) return nullptr;
+  if (receives == nullptr || !receives->has(header.number)) return false;
   const Receive& receive = receives->at(header.number);
-  if (receive.state != Receive::State::permitted || receive.attempt != header.epoch ||
-      receive.rail != id || receive.epoch != link_.epoch(id) || receive.arrived != header.offset ||
-      header.message_bytes > receive.into.bytes)
-    return nullptr;
-  const auto memory = memory_.find(receive.into.memory);
-  if (memory == memory_.end()) return nullptr;
-  return memory->second.data() + receive.into.offset + header.offset;
+  return receive.state == Receive::State::permitted && receive.attempt == header.epoch &&
+         receive.rail == id && receive.epoch == link_.epoch(id) &&
+         receive.arrived == header.offset && header.message_bytes <= receive.into.bytes &&
+         memory_.contains(receive.into.memory);
+}
+
+std::byte* Posted::destination(RailId id, const FrameHeader& header) const {
+  if (!permits(id, header)) return nullptr;
+  const Receive& receive = receives_of(header.communicator)->at(header.number);
+  std::byte* const memory = memory_.at(receive.into.memory).data();
+  return memory == nullptr ? nullptr : memory + receive.into.offset + header.offset;
 }
 
 bool Posted::on_put(RailId id, const FrameHeader& header, TimeNs now) {
-  const std::byte* const bytes = destination(id, header);
-  if (bytes == nullptr) return true;  // a copy, or an older try
-  if (link_.options_.shape.checksum && crc32c(bytes, header.payload_bytes) != header.payload_crc)
+  if (!permits(id, header)) return true;  // a copy, or an older try
+  if (link_.options_.shape.checksum && header.payload_bytes > 0 &&
+      crc32c(destination(id, header), header.payload_bytes) != header.payload_crc)
     return false;
   Receives& receives = *receives_of(header.communicator);
   Receive& receive = receives.at(header.number);

@@ -1,5 +1,6 @@
 // Posted receives: messages out, and questions about permissions.
 #include <algorithm>
+#include <utility>
 
 #include "link/link.hpp"
 #include "link/mutants.hpp"
@@ -44,6 +45,7 @@ std::optional<std::uint64_t> Posted::send(ConnectionId connection,
   const std::uint64_t number = sends.next++;
   sends.waits = false;
   Send& send = sends.at(number);
+  send.asking = std::exchange(sends.asking, {});
   send.source = source.data();
   send.bytes = static_cast<std::uint32_t>(source.size());
   send.used = send.sent = 0;
@@ -87,14 +89,25 @@ void Posted::take_sent(ConnectionId connection, std::uint64_t number) {
   while (sends.first < sends.next && sends.at(sends.first).taken) ++sends.first;
 }
 
+bool Posted::uses(ConnectionId connection, std::span<const std::byte> memory) const {
+  const Sends* const sends = sends_of(connection);
+  if (sends == nullptr) return false;
+  for (std::uint64_t number = sends->first; number < sends->next; ++number) {
+    const Send& send = sends->at(number);
+    const bool inside = send.source >= memory.data() && send.source < memory.data() + memory.size();
+    if (!send.taken && send.bytes > 0 && inside) return true;
+  }
+  return false;
+}
+
 bool Posted::close_sends(ConnectionId connection, TimeNs now) {
   const auto found = sends_.find(connection);
   if (found == sends_.end()) return true;
   Sends& sends = *found->second;
   sends.closing = true;
   for (RailId id = 0; id < rails_.size(); ++id) {
-    std::erase_if(rails_[id].puts, [&](const PutDue& due) { return due.of == &sends; });
-    std::erase_if(rails_[id].needs, [&](const NeedDue& due) { return due.of == &sends; });
+    rails_[id].puts.erase_if([&](const PutDue& due) { return due.of == &sends; });
+    rails_[id].needs.erase_if([&](const NeedDue& due) { return due.of == &sends; });
     mark(id);
   }
   bool safe = true;
@@ -185,20 +198,25 @@ void Posted::queue_puts(TimeNs now) {
 // `attempt` below the last try: the question is for a repetition only.
 void Posted::ask(Sends& sends, std::uint64_t number, std::uint32_t attempt, TimeNs now) {
   const Room room = sends.room(number);
+  Asking& asking = sends.asking_of(number);
+  asking.attempt = asking.queued == 0 ? attempt : std::max(asking.attempt, attempt);
   if (number < sends.next) sends.at(number).asked_at = now;
   link_.each_usable([&](RailId id, const auto&) {
     const bool in_doubt = attempt != 0 && id == room.rail && !permission_ended(room);
     if (in_doubt) return;
-    auto& needs = rails_[id].needs;
-    const auto queued = std::ranges::find_if(
-        needs, [&](const NeedDue& due) { return due.of == &sends && due.number == number; });
-    if (queued != needs.end()) {
-      queued->attempt = std::max(queued->attempt, attempt);
-      return;
-    }
-    needs.push_back({&sends, number, attempt});
+    if ((asking.queued & bit_of(id)) != 0) return;
+    asking.queued |= bit_of(id);
+    rails_[id].needs.push_back({&sends, number});
     mark(id);
   });
+}
+
+// Returns true while the frames of the last posting are on their way.  Loss of their rail ends the
+// permission, and a slow rail is no reason for a question.
+bool Posted::under_way(const Send& send, const Room& room) const {
+  if (send.used == 0 || send.used != room.attempt) return false;
+  const Attempt& last = send.attempts.back();
+  return last.position == 0 || send.sent < send.bytes || reads(last);
 }
 
 void Posted::ask_overdue(Sends& sends, TimeNs now) {
@@ -210,10 +228,14 @@ void Posted::ask_overdue(Sends& sends, TimeNs now) {
   for (std::uint64_t number = sends.delivered; number < sends.next; ++number) {
     Send& send = sends.at(number);
     if (now - send.asked_at < send.interval) continue;
-    send.interval = std::min(2 * send.interval, ask_max_ns);
     const Room room = sends.room(number);
     const bool lost = permission_ended(room) ||
                       (link_.state(room.rail) == RailState::suspect && has_better(room.rail));
+    if (!lost && under_way(send, room)) {
+      send.asked_at = now;
+      continue;
+    }
+    send.interval = std::min(2 * send.interval, ask_max_ns);
     ask(sends, number, lost ? room.attempt : 0, now);
   }
 }
@@ -232,6 +254,29 @@ bool Posted::on_memory(RailId id, const FrameHeader& header, TimeNs now) {
 }
 
 // ---- frames ----
+
+// The frame has left the queue of the rail, or the queue has ended.
+void Posted::leave_queue(const NeedDue& due, RailId rail) {
+  if (due.number >= due.of->delivered) due.of->asking_of(due.number).queued &= ~bit_of(rail);
+}
+
+bool Posted::next_need(RailId id, FrameHeader& header) {
+  auto& needs = rails_[id].needs;
+  while (!needs.empty()) {
+    const NeedDue due = needs.front();
+    needs.pop_front();
+    Sends& sends = *due.of;
+    if (due.number < sends.delivered) continue;  // the question has been answered
+    leave_queue(due, id);
+    header.type = FrameType::need;
+    header.communicator = sends.connection;
+    header.number = due.number;
+    header.offset = sends.asking_of(due.number).attempt;
+    header.slot = id;  // the question goes over usable rails only: each is a good choice
+    return true;
+  }
+  return false;
+}
 
 bool Posted::next_put(RailId id, OutFrame& frame) {
   auto& puts = rails_[id].puts;

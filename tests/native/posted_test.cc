@@ -126,6 +126,19 @@ TEST(Posted, AnEmptyMessageArrives) {
   EXPECT_EQ(pair.received(0), 0U);
 }
 
+TEST(Posted, AnEmptyMessageArrivesInEmptyMemory) {
+  for (const bool checksum : {false, true}) {
+    PostedPair pair(RailKind::sim, checksum);
+    const MemoryId empty = pair.b.posted().add_memory({});
+    ASSERT_EQ(pair.b.posted().receive(connection, {.memory = empty, .home = 0}), 0U);
+    pair.exchange(0);
+    pair.exchange(1);
+    ASSERT_EQ(pair.send({}), 0U);
+    pair.exchange(0);
+    EXPECT_EQ(pair.received(0), 0U);
+  }
+}
+
 TEST(Posted, TheNextRoomReportsTheDelivery) {
   PostedPair pair;
   pair.receive(100);
@@ -344,6 +357,44 @@ TEST(Posted, ASilentRailIsReplacedOverAnotherRail) {
   EXPECT_EQ(pair.sent(0), SendState::detach);
   pair.lose(pair.a, 0);
   EXPECT_EQ(pair.sent(0), SendState::done);
+}
+
+TEST(Posted, ASlowRailIsNoReasonForAQuestion) {
+  PostedPair pair;
+  pair.receive(4000);
+  pair.exchange(0);
+  pair.exchange(1);
+  ASSERT_EQ(pair.send(bytes_of(4000, 1)), 0U);
+  for (int piece = 0; piece < 32; ++piece) {
+    pair.pass(5 * ns_per_ms, [&] {
+      const auto frames = pair.pull(pair.a, 1);
+      EXPECT_TRUE(std::ranges::none_of(
+          frames, [](const Frame& frame) { return frame.header.type == FrameType::need; }));
+      pair.deliver(pair.b, 1, frames);
+      pair.acknowledge(pair.a, 1);
+      pair.deliver(pair.a, 1, pair.pull(pair.b, 1));
+      pair.acknowledge(pair.b, 1);
+    });
+    EXPECT_EQ(pair.received(0), std::nullopt);
+    EXPECT_TRUE(pair.deliver(pair.b, 0, pair.pull_one(pair.a, 0)));
+    pair.acknowledge(pair.a, 0);
+  }
+  pair.exchange(0);  // frames about the health of the rail have been among the pieces
+  EXPECT_EQ(pair.received(0), 4000U);
+}
+
+TEST(Posted, AQuestionAndItsAnswerWaitOnceInAQueue) {
+  PostedPair pair;
+  pair.receive(100);
+  for (const RailId rail : {RailId{0}, RailId{1}}) (void)pair.pull(pair.b, rail);  // lost
+  EXPECT_EQ(pair.send(bytes_of(50, 1)), std::nullopt);
+  pair.pass(100 * ns_per_ms);  // asks several times
+  const auto needs = pair.pull(pair.a, 1, FrameType::need);
+  ASSERT_EQ(needs.size(), 1U);
+  for (int copy = 0; copy < 3; ++copy) EXPECT_TRUE(pair.deliver(pair.b, 1, needs[0]));
+  EXPECT_EQ(pair.pull(pair.b, 1, FrameType::room).size(), 1U);
+  EXPECT_TRUE(pair.deliver(pair.b, 1, needs[0]));
+  EXPECT_EQ(pair.pull(pair.b, 1, FrameType::room).size(), 1U);
 }
 
 TEST(Posted, AQuestionAboutAnOlderTryChangesNothing) {

@@ -73,8 +73,8 @@ class Config:
     secret_file: str = option(
         "",
         "File with a key of at least 32 bytes, the same on every node, for networks that are not "
-        "trusted: authenticates the meeting of the relays, and enters the keys of all rails. "
-        "Empty: keys are as secret as the engine's store",
+        "trusted: authenticates the meeting of the relays and the exchange of the network plugin, "
+        "and enters the keys of all rails. Empty: keys are as secret as the engine's store",
     )
 
     # RDMA.
@@ -323,6 +323,17 @@ class Config:
         "hosts on which an engine computes on all other CPUs. Empty: the CPUs that the process had "
         "at its start, also after the engine has pinned the thread that computes",
         cpus=True,
+    )
+
+    # NCCL.
+    nccl_exit_s: float = option(
+        30.0,
+        "Network plugin for NCCL: time after an error of a connection before the process ends with "
+        "status 70, unless the program closes the connection. NCCL 2.26 and 2.27 lose errors of a "
+        "plugin. 0: never",
+        unit="s",
+        low=0.0,
+        high=3600.0,
     )
 
     # GPUs.

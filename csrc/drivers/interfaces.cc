@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -37,6 +38,15 @@ std::int64_t speed_of(int socket, const std::string& name) {
   return speed == 0 || speed == 0xffff || speed == static_cast<std::uint32_t>(SPEED_UNKNOWN)
              ? -1
              : static_cast<std::int64_t>(speed);
+}
+
+// Returns the number of bits of a netmask.
+std::uint8_t prefix_of(const sockaddr* netmask) {
+  const auto mask = IpAddress::from_sockaddr(netmask);
+  if (!mask) return 0;
+  int bits = 0;
+  for (const std::byte byte : mask->bytes) bits += std::popcount(std::to_integer<unsigned>(byte));
+  return static_cast<std::uint8_t>(bits);
 }
 
 }  // namespace
@@ -68,6 +78,7 @@ Result<std::vector<Interface>> list_interfaces() {
       interface.speed_mbps = speed_of(socket.get(), interface.name);
     } else if (const auto address = IpAddress::from_sockaddr(item->ifa_addr)) {
       interface.addresses.push_back(*address);
+      interface.prefixes.push_back(prefix_of(item->ifa_netmask));
     }
   }
 
@@ -83,6 +94,8 @@ Result<std::vector<Interface>> list_interfaces() {
       if (owner.name != device) continue;
       owner.addresses.insert(owner.addresses.end(), interface.addresses.begin(),
                              interface.addresses.end());
+      owner.prefixes.insert(owner.prefixes.end(), interface.prefixes.begin(),
+                            interface.prefixes.end());
     }
   }
   std::sort(interfaces.begin(), interfaces.end(),

@@ -19,6 +19,7 @@ struct Interface {
   bool is_loopback = false;
   std::int64_t speed_mbps = -1;  // Mbit/s; -1 = unknown (no carrier, most virtual interfaces)
   std::vector<IpAddress> addresses;
+  std::vector<std::uint8_t> prefixes;  // length of each address's network in bits
 };
 
 // Returns all interfaces, sorted by index.

@@ -13,6 +13,7 @@
 
 #include "base/clock.hpp"
 #include "engine/engine_channel.hpp"
+#include "engine/posted_channel.hpp"
 
 namespace r2ccl {
 namespace {
@@ -300,6 +301,7 @@ void Engine::pause_background() {
 
 void Engine::fail_all(const std::string& text) {
   for (auto& [id, channel] : channels_) channel->fail(ErrorCode::internal, text);
+  for (auto& [key, channel] : posted_channels_) channel->fail(ErrorCode::internal, text);
 }
 
 void Engine::run_background_round() {

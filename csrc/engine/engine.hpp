@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/config.hpp"
@@ -26,6 +27,7 @@
 #include "engine/peer.hpp"
 #include "engine/short_of_cpu.hpp"
 #include "journal/journal.hpp"
+#include "link/posted.hpp"
 
 namespace r2ccl {
 
@@ -37,6 +39,9 @@ inline constexpr TimeNs round_limit_ns = 5 * ns_per_ms;
 
 class Communicator;
 class EngineChannel;
+class PostedChannel;
+class PostedReceiver;
+class PostedSender;
 
 class Engine {
  public:
@@ -71,6 +76,11 @@ class Engine {
   // timeout if a peer has no data rail UP in time, and invalid_argument if a peer has another
   // configuration.
   Status connect(const std::vector<std::uint32_t>& peers, double timeout_s);
+  // Parts of connect() without a wait.  begin_connect() opens the rails to a peer.  connected()
+  // returns true once calls with the peer may begin, and from then on; timeout if no data rail has
+  // been UP within connect_timeout_s.
+  Status begin_connect(std::uint32_t peer);
+  Result<bool> connected(std::uint32_t peer);
 
   // Waits until everything sent is delivered (at most linger_s seconds), sends each peer a `close`
   // frame, and closes all rails.  Afterwards only queries are allowed: rails(), journal and log.
@@ -147,10 +157,15 @@ class Engine {
  private:
   friend class Communicator;
   friend class EngineChannel;
+  friend class PostedChannel;
+  friend class PostedReceiver;
+  friend class PostedSender;
 
   // The engine's lock, which protects all links.  A spinning thread calls yield() regularly, so
   // that waiting threads get the lock.
   void lock();
+  // Returns false at once if the lock is held, or a thread waits for the lock.
+  [[nodiscard]] bool try_lock();
   void unlock();
   void yield();  // releases the lock and the CPU for a moment
   class Lock {
@@ -219,8 +234,12 @@ class Engine {
   void note_short_of_cpu(TimeNs late, TimeNs now);
   void fail_all(const std::string& text);  // with the lock held
   [[nodiscard]] Peer* find(std::uint32_t process);
+  void start(Peer& peer, TimeNs now);  // the first connection attempts
   [[nodiscard]] Hello hello_for(const Peer& peer, RailId rail) const;
   [[nodiscard]] Status set_order(const PeerDescription& description, LinkOptions& options);
+
+  // Connections of posted messages, by the peer's process and the number of the connection.
+  using PostedKey = std::pair<std::uint32_t, ConnectionId>;
 
   void add_channel(EngineChannel& channel);
   void remove_channel(const EngineChannel& channel);
@@ -253,6 +272,7 @@ class Engine {
   std::unique_ptr<VerbsConnections> verbs_connections_;
   Localiser localiser_{peers_};
   std::map<std::uint64_t, EngineChannel*> channels_;  // by communicator
+  std::map<PostedKey, PostedChannel*> posted_channels_;
   struct Released {
     std::unique_ptr<EngineChannel> channel;
     TimeNs until;

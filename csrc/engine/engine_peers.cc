@@ -27,6 +27,7 @@ Status Engine::add_peer(const PeerDescription& description) {
 
   LinkOptions options(config_);
   options.connects = connects;
+  options.posted = description.posted;
   for (const RailDescription& rail : description.rails) {
     if (rail.kind != RailKind::verbs) continue;
     // A device that is gone for now must not block the peer's other rails.
@@ -97,20 +98,53 @@ Peer* Engine::find(std::uint32_t process) {
   return found == peers_.end() ? nullptr : found->second.get();
 }
 
+void Engine::start(Peer& peer, TimeNs now) {
+  if (std::exchange(peer.started, true)) return;
+  peer.started_at = now;
+  peer.link.start(now);
+  peer.act(now);
+  const std::uint64_t one = 1;
+  (void)!::write(wake_.get(), &one, sizeof(one));
+}
+
+Status Engine::begin_connect(std::uint32_t process) {
+  R2CCL_TRY(check_origin());
+  const Lock guard(*this);
+  Peer* peer = find(process);
+  if (peer == nullptr)
+    return {ErrorCode::invalid_argument, "process " + std::to_string(process) + " is no peer"};
+  start(*peer, now_ns());
+  return {};
+}
+
+Result<bool> Engine::connected(std::uint32_t process) {
+  R2CCL_TRY(check_origin());
+  const Lock guard(*this);
+  Peer* peer = find(process);
+  if (peer == nullptr)
+    return Status(ErrorCode::invalid_argument,
+                  "process " + std::to_string(process) + " is no peer");
+  if (peer->link.peer_closed()) return Status(ErrorCode::peer_closed, peer->label + " has ended");
+  if (!peer->refusal.empty())
+    return Status(ErrorCode::invalid_argument, peer->label + ": " + peer->refusal);
+  const TimeNs now = now_ns();
+  if (peer->may_begin(now)) peer->begun = true;
+  const auto timeout = static_cast<TimeNs>(config_.connect_timeout_s * 1e9);
+  if (!peer->begun && peer->started && now - peer->started_at >= timeout)
+    return Status(ErrorCode::timeout,
+                  "no rail came up within connect_timeout_s (R2CCL_CONNECT_TIMEOUT_S = " +
+                      std::to_string(config_.connect_timeout_s) + ") to " + peer->label + ": " +
+                      peer->describe_rails());
+  return peer->begun;
+}
+
 Status Engine::connect(const std::vector<std::uint32_t>& peers, double timeout_s) {
   R2CCL_TRY(check_origin());
   {
     const Lock guard(*this);
     const TimeNs now = now_ns();
-    for (const std::uint32_t process : peers) {
-      Peer* peer = find(process);
-      if (peer == nullptr || std::exchange(peer->started, true)) continue;
-      peer->started_at = now;
-      peer->link.start(now);
-      peer->act(now);
-    }
-    const std::uint64_t one = 1;
-    (void)!::write(wake_.get(), &one, sizeof(one));
+    for (const std::uint32_t process : peers)
+      if (Peer* peer = find(process); peer != nullptr) start(*peer, now);
   }
   const TimeNs deadline = now_ns() + static_cast<TimeNs>(timeout_s * 1e9);
   // Without a data rail, a start goes on over the management NIC after half of the timeout.

@@ -10,6 +10,7 @@
 #include "base/clock.hpp"
 #include "engine/engine.hpp"
 #include "engine/engine_channel.hpp"
+#include "engine/posted_channel.hpp"
 #include "rails/framed_rail.hpp"
 #include "rails/shm/shm_pipe.hpp"
 #include "rails/tcp/tcp_pipe.hpp"
@@ -34,6 +35,9 @@ void Engine::lock() {
   mutex_.lock();
   contenders_.fetch_sub(1);
 }
+
+// A thread that spins on try_lock() would starve the threads in lock().
+bool Engine::try_lock() { return contenders_.load() == 0 && mutex_.try_lock(); }
 
 void Engine::unlock() { mutex_.unlock(); }
 
@@ -340,6 +344,12 @@ void Engine::read_fault_file(TimeNs now) {
 void Engine::take_aborts(Peer& peer) {
   std::vector<AbortNotice> notices = std::exchange(peer.link.received_aborts(), {});
   for (AbortNotice& notice : notices) {
+    // Both ends of a connection are open before the first message, so no notice is early.
+    if (peer.posted) {
+      const auto posted = posted_channels_.find({peer.process, notice.communicator});
+      if (posted != posted_channels_.end()) posted->second->on_abort(notice);
+      continue;
+    }
     const auto found = channels_.find(notice.communicator);
     if (found != channels_.end()) {
       found->second->on_abort(notice);

@@ -61,6 +61,7 @@ Peer::Peer(const PeerDescription& description, const LinkOptions& options, Journ
       process(description.process),
       label(description.label),
       rails(description.rails.size()),
+      posted(description.posted),
       journal_(journal),
       log_(log) {
   for (std::size_t i = 0; i < rails.size(); ++i) {

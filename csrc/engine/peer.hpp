@@ -61,6 +61,7 @@ struct PeerDescription {
   std::string label;              // display name, for example "rank 1"
   std::vector<std::byte> secret;  // secret of the pair, equal on both ends
   std::vector<RailDescription> rails;
+  bool posted = false;  // the link carries posted messages; equal on both ends
 };
 
 // A rail's end in this process.
@@ -123,7 +124,9 @@ class Peer final : public LinkObserver, public CarriedLink {
   std::vector<RailEnd> rails;
   TimeNs path_refreshed = 0;
   std::string refusal;  // why no rail can ever come up (another configuration); empty: none
+  const bool posted;    // see PeerDescription
   bool started = false;
+  bool begun = false;          // calls have been allowed to begin once, see Engine::connected()
   bool connects = true;        // this process connects the rails
   TimeNs started_at = 0;       // of the first connection attempts
   TimeNs first_up = 0;         // first time that a rail was UP; 0: never

@@ -1,5 +1,6 @@
-// Cost of a healthy all_reduce: system calls, wake-ups, payload copies and allocations. The limits
-// are the minimum of the protocol; a change that raises a limit has to state the reason here.
+// Cost of a healthy all_reduce and of posted messages: system calls, wake-ups, payload copies and
+// allocations. The limits are the minimum of the protocol; a change that raises a limit has to
+// state the reason here.
 // Builds with sanitizers leave this test out, because sanitizers add calls and allocations.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -10,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "engine/posted_channel.hpp"
 #include "eventually.hpp"
 #include "job.hpp"
 #include "system_calls.hpp"
@@ -226,6 +228,87 @@ TEST(LargeAllReduce, SendsFromTheCallersMemoryAndCopiesHalfAResult) {
     check_others(own);
   }
 }
+
+// ---- posted messages ----
+
+// Costs of an end for `calls` messages.  Both ends are called by this thread in turn, so no end
+// waits for a CPU.
+std::array<Costs, 2> measure_posted(std::size_t bytes) {
+  Config config;
+  config.background_interval_ms = 2 * tick_interval.count();
+  config.handshake_timeout_ms = 10'000;
+  config.probe_interval_ms = 60'000;
+  Job job({.ranks = 2, .rails = 1, .posted = true, .config = config});
+  constexpr ConnectionId connection = 1;
+  auto sender = PostedSender::open(job.engines[0], job.engines[1]->process(), connection);
+  auto receiver = PostedReceiver::open(job.engines[1], job.engines[0]->process(), connection);
+  std::array<Costs, 2> costs;
+  if (!sender.ok() || !receiver.ok()) {
+    ADD_FAILURE() << sender.take_status().message() << receiver.take_status().message();
+    return costs;
+  }
+  const std::vector<std::byte> source(bytes, std::byte{7});
+  std::vector<std::byte> target(bytes);
+  const MemoryId memory = receiver.value()->add_memory(target).value();
+  const PostedMemory into{
+      .memory = memory, .offset = 0, .bytes = static_cast<std::uint32_t>(bytes), .home = 0};
+  int message = 0;
+  // Repeats a call of an end until the call has a result.
+  const auto finish = [&](std::size_t end, const auto& call) {
+    SystemCalls warm;
+    const bool counts = message >= warm_calls;
+    const std::uint64_t allocated = allocations;
+    const std::uint64_t copied = copied_bytes;
+    const auto ends =
+        std::chrono::steady_clock::now() + std::chrono::duration<double>(testing::patience_s);
+    bool done = false;
+    {
+      const CountSystemCalls count(counts ? costs[end].system : warm);
+      while (!done && std::chrono::steady_clock::now() < ends) done = call();
+      costs[end].counted = count.on();
+    }
+    if (counts) {
+      costs[end].allocations += allocations - allocated;
+      costs[end].copied += copied_bytes - copied;
+    }
+    ASSERT_TRUE(done) << "message " << message;
+  };
+  const auto began = std::chrono::steady_clock::now();
+  for (; message < warm_calls + calls && !::testing::Test::HasFatalFailure(); ++message) {
+    const auto number = static_cast<std::uint64_t>(message);
+    finish(1, [&] { return receiver.value()->receive(into).value().has_value(); });
+    // The permission reports the delivery of the message before.
+    if (message > 0) finish(0, [&] { return sender.value()->sent(number - 1).value(); });
+    finish(0, [&] { return sender.value()->send(source).value().has_value(); });
+    finish(1, [&] { return receiver.value()->received(number).value().has_value(); });
+  }
+  for (Costs& own : costs) own.wall = std::chrono::steady_clock::now() - began;
+  EXPECT_EQ(target, source);
+  return costs;
+}
+
+class PostedMessages : public ::testing::TestWithParam<std::size_t> {};
+
+// The receiver sends a permission, and reads the message into its memory.  The sender reads the
+// permission, and sends the message from its memory.  The report of the delivery travels with the
+// next permission.
+TEST_P(PostedMessages, CostOneSendAndOneReceiveAnEndAndNoCopy) {
+  const auto costs = measure_posted(GetParam());
+  for (std::size_t end = 0; end < costs.size(); ++end) {
+    const Costs& own = costs[end];
+    const std::uint64_t few = 10 + 2 * ticks_of(own);
+    EXPECT_LE(own.allocations, lengthened) << late << end;
+    EXPECT_LE(own.copied, few * GetParam()) << late << end;
+    if (!own.counted) GTEST_SKIP() << "this kernel does not hand over system calls";
+    const std::string all = own.system.text();
+    const std::uint64_t sent = own.system.of(SYS_sendto) + own.system.of(SYS_sendmsg);
+    EXPECT_LE(sent, calls + few) << late << end << all;
+    const std::uint64_t received = own.system.of(SYS_recvfrom) + own.system.of(SYS_readv);
+    EXPECT_LE(received, calls + few) << late << end << all;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, PostedMessages, ::testing::Values(1024, 16384));
 
 }  // namespace
 }  // namespace r2ccl

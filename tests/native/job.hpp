@@ -33,6 +33,7 @@ class Job {
     int per_node = 1;      // ranks per node in the reduction tree; links are unaffected
     bool devices = false;  // rail i uses a device known only to the rank's fake monitor
     int verbs = 0;         // number of RDMA rails; they come first
+    bool posted = false;   // links for posted messages, and no communicators
     std::shared_ptr<VerbsDriver> driver = {};                     // null: Job::verbs
     std::function<std::string(int rank, int rail)> address = {};  // null: loopback
     std::function<std::string(int rank, int rail)> rdma = {};     // RDMA device of `driver`
@@ -82,7 +83,7 @@ class Job {
     }
     for (std::thread& thread : connecting) thread.join();
     base_ = base;
-    communicators = make_communicators(base);
+    if (!options.posted) communicators = make_communicators(base);
   }
 
   ~Job() {
@@ -226,6 +227,7 @@ class Job {
     description.process = base + static_cast<std::uint32_t>(peer);
     description.label = "rank " + std::to_string(peer);
     description.secret.resize(32, std::byte{7});
+    description.posted = options_.posted;
     if (options_.shm)
       description.rails.push_back({.kind = RailKind::shm,
                                    .name = "shm@node0",

@@ -29,6 +29,7 @@ CSRC: dict[str, tuple[str, ...]] = {
     "device": ("base", "drivers", "link", "rails", "collectives", "engine"),
     "streams": ("link",),
     "relay": ("base", "drivers", "engine", "streams"),
+    "netplugin": ("base", "drivers", "link", "connect", "engine"),
     "sim": ("base", "plan", "link", "rails", "collectives", "connect", "device", "streams"),
     "bindings": ("base", "drivers", "link", "connect", "engine", "device", "relay", "sim"),
 }

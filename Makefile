@@ -36,7 +36,7 @@ CORE := $(shell find csrc -name '*.cc' -o -name '*.hpp' -o -name '*.cu')
 FORMATTED := $(shell find csrc tests bench -name '*.cc' -o -name '*.hpp')
 
 PHONY_NATIVE := $(foreach variant,plain asan tsan,native-$(variant) native-$(variant)-long)
-.PHONY: $(PHONY_NATIVE) native-quick lint-quick quick help setup setup-sglang demo demo-sglang test gate cases test-native test-long test-guest coverage mutations compare gpu-check gpu-check-vllm gpu-kit model fuzz bench lint lint-all lint-python lint-format lint-cpp lint-changed docs clean
+.PHONY: $(PHONY_NATIVE) native-quick lint-quick quick help setup setup-sglang demo demo-sglang test gate cases test-native test-long test-guest netplugin test-netplugin bench-netplugin coverage mutations compare gpu-check gpu-check-vllm gpu-kit model fuzz bench lint lint-all lint-python lint-format lint-cpp lint-changed docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -143,6 +143,27 @@ PART ?=
 WITH_SGLANG := $(if $(PART),$(filter sglang,$(PART)),sglang)
 test-long: setup $(if $(WITH_SGLANG),setup-sglang) $(STAMPS)/system-test $(STAMPS)/system-lint ## run the long tests (hours); PART=… runs one of lint plain asan tsan unit searches engines sglang servers hour stalls loads guest faults
 	@$(GATE) --keep-going --deadline 43200 --long $(PART) -- $(ARGS)
+
+# The plugin alone, without Python: needs cmake and a C++ compiler only.
+NETPLUGIN := build/netplugin
+netplugin: ## build the network plugin for NCCL, build/netplugin/libnccl-net-r2ccl.so
+	@mkdir -p build
+	@cmake -S . -B $(NETPLUGIN) -DR2CCL_PYTHON=OFF -DR2CCL_TESTS=OFF >build/netplugin.log \
+		|| { cat build/netplugin.log; exit 1; }
+	@cmake --build $(NETPLUGIN) --target nccl-net-r2ccl
+	@echo "$(CURDIR)/$(NETPLUGIN)/libnccl-net-r2ccl.so"
+
+NET_TESTS := net_abi_test net_parts_test net_player_test
+test-netplugin: setup $(STAMPS)/system-test ## test the network plugin, 1,000,000 messages a version and 500 faults of each kind included
+	@cmake -S . -B build/native-plain -G Ninja -DR2CCL_TESTS=ON -DR2CCL_LONG_TESTS=ON >build/plain.log \
+		|| { cat build/plain.log; exit 1; }
+	@cmake --build build/native-plain --target $(NET_TESTS)
+	@for name in $(NET_TESTS); do build/native-plain/$$name $(ARGS) || exit 1; done
+
+bench-netplugin: setup $(STAMPS)/system-test ## measure the network plugin beside the raw socket floor, on loopback rails
+	@cmake -S . -B build/native-plain -G Ninja -DR2CCL_TESTS=ON >build/plain.log || { cat build/plain.log; exit 1; }
+	@cmake --build build/native-plain --target net_bench
+	@build/native-plain/net_bench $(ARGS)
 
 # Each native program runs separately, so that its covered lines are known.
 coverage: setup $(STAMPS)/system-test ## measure line and branch coverage of the quick tests; ARGS choose Python tests

@@ -328,9 +328,8 @@ class Config:
     # NCCL.
     nccl_exit_s: float = option(
         30.0,
-        "Network plugin for NCCL: time after an error of a connection before the process ends with "
-        "status 70, unless the program closes the connection. NCCL 2.26 and 2.27 lose errors of a "
-        "plugin. 0: never",
+        "Network plugin for NCCL: time from an error of a connection to the process's end, with "
+        "status 70, unless the connection is closed. NCCL 2.26 and 2.27 lose errors. 0: never",
         unit="s",
         low=0.0,
         high=3600.0,
@@ -381,8 +380,7 @@ class Config:
     consensus: str = core(
         "auto",
         "Whether ranks compare their calls by the engine's `step`, and by the calling line: `site` "
-        "warns, `site-error` raises. `auto`: `step` under an engine, else `off`. The same on every "
-        "node",
+        "warns, `site-error` raises. `auto`: `step` under engines, else `off`. Same on every node",
         choices=("auto", "off", "step", "site", "site-error"),
     )
     consensus_result: int = core(

@@ -52,6 +52,9 @@ SUBCOMMANDS = {
         "r2serve.observe.live", "Show rail events of this node's workers.", attribute="events"
     ),
     "journal": LazyCommand("r2serve.observe.cli", "Show the recorded rail events of workers."),
+    "nccl": LazyCommand(
+        "r2serve.cli.nccl", "Run a command with NCCL over the network plugin (preview)."
+    ),
     "rails": LazyCommand(
         "r2serve.observe.live", "Show the rails of this node's workers.", attribute="rails"
     ),

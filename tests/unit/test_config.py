@@ -187,13 +187,17 @@ def test_the_configuration_page_is_up_to_date() -> None:
 
 
 def test_options_are_read_only_through_the_table() -> None:
-    """Only config.py turns an R2CCL_ variable into behaviour."""
+    """Only config.py turns an R2CCL_ variable into behaviour.
+
+    The network plugin runs in programs without Python; test_netplugin_options.py compares its
+    options with the table.
+    """
     known = {option.variable for option in options()}
     readers = []
     for source in (ROOT / "csrc").rglob("*.[ch][cp]*"):
         if "getenv" in source.read_text():
             readers.append(source)
-    assert readers == []
+    assert readers == [ROOT / "csrc" / "netplugin" / "options.cc"]
     for source in (ROOT / "r2serve").rglob("*.py"):
         for variable in re.findall(rf"\b{PREFIX}[A-Z_]*[A-Z]\b", source.read_text()):
             assert variable in known, f"{source}: {variable}"

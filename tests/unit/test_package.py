@@ -73,13 +73,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_wheel_holds_the_three_source_folders_and_the_core(wheel: Path) -> None:
+def test_a_wheel_holds_the_three_source_folders_and_both_libraries(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     page = "observe/sidecar/static/index.html"
     for wanted in ("config.py", "py.typed", page, "kernels/__init__.py", "bench/__init__.py"):
         assert f"r2serve/{wanted}" in names
     assert [name for name in names if re.fullmatch(r"r2serve/_core\..*so", name)]
+    assert "r2serve/libnccl-net-r2ccl.so" in names
     assert {name.split("/")[0] for name in names} == {"r2serve", wheel_info(names)}
     assert not [name for name in names if "__pycache__" in name]
     # Up to Python 3.11 each version has a wheel; from 3.12 on the stable ABI serves all versions.

@@ -1,0 +1,90 @@
+"""``r2serve nccl``: runs a command whose NCCL takes the network plugin."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from r2serve.errors import ConfigError
+
+LIBRARY = "libnccl-net-r2ccl.so"
+FIXED = {
+    "NCCL_NET": "r2ccl",
+    "NCCL_NET_PLUGIN_REF_COUNT": "1",
+    "NCCL_PROTO": "^LL128",
+    "NCCL_RUNTIME_CONNECT": "0",
+}
+"""Variables of NCCL beside the path of the library; docs/nccl.md has the reasons."""
+
+
+def library() -> Path:
+    """Returns the path of the installed plugin.
+
+    Raises:
+        ConfigError: this installation has no plugin.
+    """
+    core = importlib.util.find_spec("r2serve._core")
+    folder = Path(core.origin).parent if core is not None and core.origin else Path()
+    if core is None or not (folder / LIBRARY).is_file():
+        raise ConfigError(
+            f"{LIBRARY} is not beside r2serve._core: this installation was built without the "
+            "plugin; install r2serve again, or build the plugin with `make netplugin`"
+        )
+    return folder / LIBRARY
+
+
+def variables(present: Mapping[str, str], path: Path) -> dict[str, str]:
+    """Returns the variables with which NCCL takes the plugin at ``path``.
+
+    A protocol that ``present`` sets stays, if it leaves LL128 out.
+
+    Raises:
+        ConfigError: ``present`` has another value of a variable.
+    """
+    wanted = {"NCCL_NET_PLUGIN": str(path), **FIXED}
+    protocols = present.get("NCCL_PROTO", "")
+    if protocols and not _has_ll128(protocols):
+        wanted["NCCL_PROTO"] = protocols
+    for name, value in wanted.items():
+        given = present.get(name, value)
+        if given.lower() != value.lower():
+            raise ConfigError(
+                f"{name} is {given!r}: must be unset, or {value!r} for the network plugin"
+            )
+    return wanted
+
+
+def _has_ll128(protocols: str) -> bool:
+    """Whether a value of NCCL_PROTO allows LL128: names, or names to leave out after ``^``."""
+    named = {word.strip().upper() for word in protocols.lstrip("^").split(",")}
+    return ("LL128" in named) != protocols.startswith("^")
+
+
+@click.command()
+@click.option("--show", is_flag=True, help="Print the variables for a shell, and run nothing.")
+@click.argument("argv", metavar="[-- COMMAND…]", nargs=-1, type=click.UNPROCESSED)
+def command(show: bool, argv: tuple[str, ...]) -> None:
+    """Run COMMAND with NCCL over r2serve's network plugin (a preview, over TCP).
+
+    Sets five variables of NCCL. A rank without the plugin then fails at its start, because
+    NCCL_NET names the only network. Use the same on every node.
+    """
+    if show == bool(argv):
+        raise click.UsageError("give either --show or a COMMAND")
+    try:
+        wanted = variables(os.environ, library())
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
+    if show:
+        for name, value in wanted.items():
+            click.echo(f"export {name}={shlex.quote(value)}")
+        return
+    try:
+        os.execvpe(argv[0], argv, {**os.environ, **wanted})
+    except OSError as error:
+        raise click.ClickException(f"{argv[0]}: {error.strerror}") from error

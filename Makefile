@@ -236,6 +236,7 @@ lint-python: $(TOOLS_READY)
 	@rm -rf $(TYPES) && mkdir -p $(TYPES)
 	@ln -s $(CURDIR)/r2serve/* $(CURDIR)/bench $(CURDIR)/kernels $(TYPES)/
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini
 
 # clang-tidy is slow, so each file has a stamp, redone when the file or any header changes.
 TIDY := $(patsubst %.cc,build/tidy/%.ok,$(filter %.cc,$(CORE)))

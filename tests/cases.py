@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ class Cases:
         self._cases: dict[str, Case] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        found = dict(report.user_properties).get(CASE)
+        found: Any = dict(report.user_properties).get(CASE)
         if found is None:
             return
         number, before = found

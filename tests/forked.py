@@ -130,7 +130,9 @@ class Forks:
         `subprocess.Popen`.
         """
         assert argv[0] == sys.executable
-        theirs, closed, ours = [], [], []
+        theirs: list[int] = []
+        closed: list[int] = []
+        ours: list[IO[bytes] | None] = []
         for number, wanted in enumerate((stdin, stdout)):
             if wanted == subprocess.PIPE:
                 read, write = os.pipe()
@@ -312,8 +314,9 @@ def _watch_over(asking: socket.socket, argv: Sequence[str]) -> NoReturn:
         os.setsid()
         run(argv)
     ended = os.pidfd_open(child)
+    awaited: list[int | socket.socket] = [ended, asking]
     while True:
-        ready, _, _ = select.select([ended, asking], [], [])
+        ready, _, _ = select.select(awaited, [], [])
         if ended in ready:
             _, status = os.waitpid(child, 0)
             asking.send(str(os.waitstatus_to_exitcode(status)).encode())
@@ -345,7 +348,7 @@ def spawn_by_forking() -> None:
 
     The forks have the modules of this process, and the environment of the process that starts them.
     """
-    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
     resource_tracker.ensure_running()
     listener = socket.socket(socket.AF_UNIX)
     address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]

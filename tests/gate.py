@@ -234,7 +234,7 @@ def options_of(given: Sequence[str], known: Sequence[Stage] | None) -> argparse.
     kind.add_argument("--quick", action="store_true")
     parser.add_argument("stages", nargs="*", metavar="STAGE")
     options = parser.parse_args(given)
-    all_of_them = gate_stages.LONG_STAGES if options.long else gate_stages.STAGES
+    all_of_them: Sequence[Stage] = gate_stages.LONG_STAGES if options.long else gate_stages.STAGES
     all_of_them = known or (gate_stages.QUICK_STAGES if options.quick else all_of_them)
     names = [each.name for each in all_of_them]
     unknown = set(options.stages) - set(names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from typing import Self
 
 from timely import stop, timely
 
@@ -207,7 +208,7 @@ class Talk:
                 assert stream is not None
                 stream.close()
 
-    def __enter__(self) -> Talk:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

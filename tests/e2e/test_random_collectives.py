@@ -53,7 +53,7 @@ def test_random_collectives_are_exact_while_rails_break(
     for rank in ranks:
         rank.wait(120)
 
-    faults = Counter()
+    faults: Counter[str] = Counter()
     for report in reports:
         faults.update(report["faults"])
     totals = {name: sum(report[name] for report in reports) for name in ("replays", "hedges")}

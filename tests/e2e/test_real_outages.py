@@ -72,7 +72,7 @@ def test_a_flapping_rail_stalls_at_most_once_per_down(
         # On a busy machine, a merely suspected rail stalls a step, too. A suspicion of the peer
         # alone shows here as a message completed by a replay.
         lost_or_suspected = [event for event in of_rank if event["text"].startswith("UP->")]
-        lost_or_suspected += moves_of([of_peer], "SUSPECT")
+        lost_or_suspected.extend(map(dict, moves_of([of_peer], "SUSPECT")))
         assert len(faults) <= len(lost_or_suspected)
     hits = stalls_of(events)
     show(summary(f"flaps of one rail, {size} bytes", hits, flaps) + f", {len(lost) // 2} DOWN")
@@ -125,8 +125,8 @@ def test_steps_wait_for_the_end_of_an_outage_of_all_rails(jobs, make_lab, eventu
     after_s = time.monotonic() - healed
     for stream, rail in every:
         eventually(f"rail {rail} UP", lambda s=stream, r=rail: s.is_up(r), REJOIN_S)
-    for stream, before in zip(streams, paused, strict=True):
-        short = [now - then for now, then in zip(stream.short_of_cpu_ns(), before, strict=True)]
+    for stream, spent in zip(streams, paused, strict=True):
+        short = [now - then for now, then in zip(stream.short_of_cpu_ns(), spent, strict=True)]
         # Probes on the management NIC succeed during the outage, but the step still waits.
         check_whole_stall(stream.look(), short, OUTAGE_S - 1)
         stream.finish()

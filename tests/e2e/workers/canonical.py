@@ -6,6 +6,8 @@ bytes (uint8); `name` is the name of a torch dtype.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 DTYPES = (
@@ -23,7 +25,7 @@ FLOATS = DTYPES[:4]
 OPS = ("sum", "prod", "min", "max", "avg")
 SIZE = dict(zip(DTYPES, (2, 2, 4, 8, 1, 1, 4, 8, 1), strict=True))
 
-_NAN = {
+_NAN: dict[str, tuple[Any, int]] = {
     "float16": (np.uint16, 0x7E00),
     "bfloat16": (np.uint16, 0x7FC0),
     "float32": (np.uint32, 0x7FC00000),
@@ -44,7 +46,7 @@ def random_bytes(random: np.random.Generator, name: str, count: int) -> np.ndarr
 
 def reduce(name: str, op: str, inputs: list[np.ndarray], nodes: list[int]) -> np.ndarray:
     """Reduces the ranks of each node in rank order, then the nodes in order of first appearance."""
-    total = None
+    total: np.ndarray | None = None
     with np.errstate(all="ignore"):
         for node in dict.fromkeys(nodes):
             ranks = [rank for rank, other in enumerate(nodes) if other == node]
@@ -54,6 +56,7 @@ def reduce(name: str, op: str, inputs: list[np.ndarray], nodes: list[int]) -> np
             if len(ranks) > 1:
                 partial = _widen(_narrow(partial, name), name)
             total = partial if total is None else _combine(op, total, partial)
+        assert total is not None, "no ranks"
         if op == "avg":
             total = _divide(total, len(nodes))
         return _narrow(total, name)

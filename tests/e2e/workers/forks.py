@@ -185,10 +185,12 @@ def square(number: int) -> int:
 
 def pools(communicator: Communicator) -> None:
     """Workers of a DataLoader and of a fork pool live during collectives."""
-    rows = list(range(64))
+    rows: Any = list(range(64))
     with get_context("fork").Pool(2) as pool:
         for _ in range(2):
-            loader = DataLoader(rows, batch_size=8, num_workers=2, multiprocessing_context="fork")
+            loader: DataLoader[int] = DataLoader(
+                rows, batch_size=8, num_workers=2, multiprocessing_context="fork"
+            )
             seen = [int(value) for batch in loader for value in batch]
             assert seen == rows
             assert pool.map(square, rows) == [square(row) for row in rows]

@@ -42,7 +42,9 @@ def cycle(communicator: Communicator, number: int) -> None:
         if breaker == ME:
             communicator.inject(rail, fault)
         data = torch.full((256,), float(number % 1000))
-        assert torch.equal(communicator.all_reduce(data), 2 * data)
+        summed = communicator.all_reduce(data)
+        assert isinstance(summed, torch.Tensor)
+        assert torch.equal(summed, 2 * data)
         if breaker == ME:
             communicator.inject(rail, "heal")
     deadline = time.monotonic() + PATIENCE_S

@@ -22,6 +22,7 @@ def main() -> None:
         timeout=timedelta(seconds=60),
     )
     group = torch.distributed.group.WORLD
+    assert group is not None
     lasting = Communicator.from_group(group, name="lasting")
     for number in range(ARGUMENTS["count"]):
         if number == ARGUMENTS["warm"]:

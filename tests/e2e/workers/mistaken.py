@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from parent import ARGUMENTS, say
 
@@ -74,7 +76,7 @@ def main() -> None:
     lasting = Communicator.standalone(ARGUMENTS["host"], ARGUMENTS["port"], ME, RANKS)
     for name, port in zip(CASES, ARGUMENTS["ports"], strict=True):
         c = Communicator.standalone(ARGUMENTS["host"], port, ME, RANKS, name=name)
-        said = {"case": name, "error": None, "text": ""}
+        said: dict[str, Any] = {"case": name, "error": None, "text": ""}
         try:
             # A rank may still be in this call while other ranks already disagree on the next call.
             assert c.all_reduce(torch.ones(1))[0] == RANKS

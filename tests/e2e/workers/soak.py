@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 import traceback
+from typing import Any
 
 import torch
 from parent import ARGUMENTS, resources, say
@@ -99,7 +100,7 @@ def settled(communicators: list[Communicator], limit: dict[str, int]) -> dict[st
     return found
 
 
-def run(communicators: list[Communicator]) -> dict[str, object]:
+def run(communicators: list[Communicator]) -> dict[str, Any]:
     """Runs both threads and the disturbances for a round."""
     foreign = os.open("/dev/null", os.O_RDONLY)
     workers = [Worker(communicator, which) for which, communicator in enumerate(communicators)]

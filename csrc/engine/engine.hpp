@@ -191,6 +191,7 @@ class Engine {
   }
   void tell_loss(Peer& peer, TimeNs now);
   void take_aborts(Peer& peer);
+  void end_orphans(Peer& peer);
   void on_established(EstablishedRail rail);
   [[nodiscard]] Decision decide(const Hello& hello, bool fresh);
   void start_due_connects(TimeNs now);

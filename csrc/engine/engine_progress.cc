@@ -24,6 +24,7 @@ constexpr TimeNs path_refresh_ns = 100 * ns_per_ms;
 constexpr TimeNs fault_file_interval_ns = 5 * ns_per_ms;
 constexpr TimeNs released_limit_ns = 5000 * ns_per_ms;  // as the linger of a close in Python
 constexpr std::size_t most_early_aborts = 256;
+constexpr std::size_t most_orphans_told = 65'536;  // of a peer
 
 }  // namespace
 
@@ -54,6 +55,7 @@ void Engine::yield() {
 bool Engine::progress(Peer& peer, TimeNs now, bool all_rails) {
   const bool arrived = peer.receive(now, all_rails);
   if (!peer.link.received_aborts().empty()) take_aborts(peer);
+  if (peer.posted && !peer.link.posted().orphans().empty()) end_orphans(peer);
   if (!peer.link.received_addresses().empty()) take_addresses(peer, now);
   peer.send(now);
   // A failed write reads the rest of its rail: the reason of a peer's end comes before the end.
@@ -357,6 +359,16 @@ void Engine::take_aborts(Peer& peer) {
                early_aborts_.size() < most_early_aborts) {
       early_aborts_.insert_or_assign(notice.communicator, std::move(notice));
     }
+  }
+}
+
+// The peer waits at the other end of connections that are closed here.
+void Engine::end_orphans(Peer& peer) {
+  for (const ConnectionId id : std::exchange(peer.link.posted().orphans(), {})) {
+    if (posted_channels_.contains({peer.process, id})) continue;  // about to close
+    if (peer.orphans_told.size() >= most_orphans_told) return;
+    if (!peer.orphans_told.insert(id).second) continue;
+    peer.link.send_abort({id, ErrorCode::peer_closed, "the other end of the connection is closed"});
   }
 }
 

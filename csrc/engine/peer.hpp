@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "connect/verbs_connections.hpp"
 #include "journal/journal.hpp"
 #include "link/link.hpp"
+#include "link/posted.hpp"
 #include "rails/carried_link.hpp"
 
 namespace r2ccl {
@@ -125,6 +127,7 @@ class Peer final : public LinkObserver, public CarriedLink {
   TimeNs path_refreshed = 0;
   std::string refusal;  // why no rail can ever come up (another configuration); empty: none
   const bool posted;    // see PeerDescription
+  std::set<ConnectionId> orphans_told;  // see Posted::orphans()
   bool started = false;
   bool begun = false;          // calls have been allowed to begin once, see Engine::connected()
   bool connects = true;        // this process connects the rails

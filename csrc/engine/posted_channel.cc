@@ -54,7 +54,11 @@ void PostedChannel::fail_here(ErrorCode code, const std::string& text, bool tell
   if (failed_ != ErrorCode::ok) return;
   failed_ = code;
   why_ = text;
-  engine_->log_.add(LogLevel::error, "a connection with " + peer_->label + " has failed: " + why_);
+  // A late question ends an idle connection that is about to be closed here, too: no news.
+  const bool idle = !tell_peer && code == ErrorCode::peer_closed && unfinished_ == 0;
+  if (!idle)
+    engine_->log_.add(LogLevel::error,
+                      "a connection with " + peer_->label + " has failed: " + why_);
   if (!tell_peer) return;
   peer_->link.send_abort({id_, code, text});
   peer_->send(now_ns());
@@ -93,7 +97,7 @@ Status PostedChannel::close(double limit_s) {
   if (std::exchange(closed_, true) || engine_->foreign()) return {};
   const TimeNs deadline = now_ns() + static_cast<TimeNs>(limit_s * 1e9);
   engine_->lock();
-  if (unfinished_ > 0 && !engine_->closed_)
+  if (!engine_->closed_ && (unfinished_ > 0 || awaited()))
     fail(ErrorCode::aborted, "the connection was closed with messages under way");
   bool released = release(now_ns());
   while (!released && now_ns() < deadline) {

@@ -27,8 +27,9 @@ class PostedChannel {
   PostedChannel(const PostedChannel&) = delete;
   PostedChannel& operator=(const PostedChannel&) = delete;
 
-  // Ends the connection.  Messages under way are lost, and are an error at the peer.  Returns an
-  // error if rails still access memory of the caller after `limit_s`.
+  // Ends the connection.  Messages under way are lost, and are an error at the peer, as well as a
+  // peer's wait for a later message.  Returns an error if rails still access memory of the caller
+  // after `limit_s`.
   Status close(double limit_s);
   [[nodiscard]] ConnectionId id() const { return id_; }
   [[nodiscard]] const std::string& peer_label() const { return peer_->label; }
@@ -67,6 +68,8 @@ class PostedChannel {
   Status check(TimeNs now);
   // Ends the use of the caller's memory.  Returns false if an RDMA rail is not fenced yet.
   [[nodiscard]] virtual bool release(TimeNs now) = 0;
+  // Returns true if the peer is known to wait for a message.
+  [[nodiscard]] virtual bool awaited() const { return false; }
 
   const std::shared_ptr<Engine> engine_;
   Peer* const peer_;
@@ -105,6 +108,7 @@ class PostedSender final : public PostedChannel {
       : PostedChannel(std::move(engine), peer, id) {}
   [[nodiscard]] bool finish(std::uint64_t number, TimeNs now);
   [[nodiscard]] bool release(TimeNs now) override;
+  [[nodiscard]] bool awaited() const override { return posted().room(id_).has_value(); }
 };
 
 class PostedReceiver final : public PostedChannel {

@@ -37,6 +37,11 @@ bool Posted::settled() const {
          std::ranges::all_of(rails_, [](const Rail& rail) { return rail.farewells.empty(); });
 }
 
+void Posted::add_orphan(ConnectionId connection) {
+  const bool known = std::ranges::find(orphans_, connection) != orphans_.end();
+  if (!known && orphans_.size() < most_orphans) orphans_.push_back(connection);
+}
+
 // ---- memory ----
 
 MemoryId Posted::add_memory(std::span<std::byte> memory) {

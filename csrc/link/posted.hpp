@@ -104,6 +104,11 @@ class Posted {
   [[nodiscard]] bool take(RailId rail, const FrameHeader& header, TimeNs now);
   // Returns true if the peer has all posted messages, and knows all deliveries.
   [[nodiscard]] bool settled() const;
+  // Connections that are closed here, and at whose other end the peer waits.  The owner takes the
+  // numbers and ends the connections at the peer.  At most most_orphans are kept: the peer asks
+  // again.
+  [[nodiscard]] std::vector<ConnectionId>& orphans() { return orphans_; }
+  static constexpr std::size_t most_orphans = 256;
   [[nodiscard]] std::size_t queued() const;  // frames due on all rails
 
  private:
@@ -237,6 +242,7 @@ class Posted {
   void report(Receives& receives, RailId rail);
   void remember(const Receives& receives);
   void part(RailId rail, ConnectionId connection);
+  void add_orphan(ConnectionId connection);
   void lose_permissions(RailId rail, bool fenced);
   void lose_carrier(RailId rail, bool lost);
   void queue_room(Receives& receives, std::uint64_t number, RailId rail);
@@ -275,6 +281,7 @@ class Posted {
   std::unordered_map<ConnectionId, std::uint64_t> closed_;
   std::deque<ConnectionId> closed_order_;  // oldest first
   std::vector<Question> questions_;
+  std::vector<ConnectionId> orphans_;
   MemoryId last_memory_ = 0;
   RailId turn_ = 0;  // last rail chosen in place of a home rail
 };

@@ -246,8 +246,14 @@ void Posted::lose_carrier(RailId id, bool lost) {
 
 bool Posted::on_need(RailId id, const FrameHeader& header) {
   Receives* const receives = receives_of(header.communicator);
-  if (receives == nullptr) part(id, header.communicator);
-  if (receives == nullptr || header.number >= receives->next) return true;
+  if (receives == nullptr) {
+    part(id, header.communicator);
+    const auto known = closed_.find(header.communicator);
+    // The peer waits for a receive that is never posted.
+    if (known == closed_.end() || header.number >= known->second) add_orphan(header.communicator);
+    return true;
+  }
+  if (header.number >= receives->next) return true;
   link_.probed_ = true;
   const bool here = !receives->has(header.number) ||
                     receives->at(header.number).state == Receive::State::done ||

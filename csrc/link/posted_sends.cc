@@ -126,9 +126,13 @@ bool Posted::close_sends(ConnectionId connection, TimeNs now) {
 
 bool Posted::on_room(const FrameHeader& header, TimeNs now) {
   Sends* const found = sends_of(header.communicator);
-  if (found == nullptr) return true;  // not open yet, or closed
-  Sends& sends = *found;
   const Room room = room_of(header);
+  if (found == nullptr) {
+    // The peer waits for a message that never comes.
+    if (room.attempt != 0) add_orphan(header.communicator);
+    return true;
+  }
+  Sends& sends = *found;
   if (room.delivered > sends.next) return false;
   sends.delivered = std::max(sends.delivered, room.delivered);
   if (room.attempt == 0 || room.number < sends.delivered) return true;

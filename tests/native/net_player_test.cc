@@ -376,6 +376,40 @@ TEST(NetPlayer, ClosingWithMessagesUnderWayIsAnErrorAtThePeer) {
   }));
 }
 
+// A rank may abort its communicator between two messages, and live on.
+TEST(NetPlayer, AWaitForAnEndThatWasClosedIdleIsAnError) {
+  EXPECT_TRUE(Player({.ranks = 2}).play([](Rank& rank) {
+    const Rank::Ends ends = rank.ring();
+    exchange(rank, ends, 10, 1000);
+    std::vector<std::byte> target(1000);
+    void* const memory = rank.memory(ends.receiver, target.data(), target.size());
+    void* receiving = nullptr;
+    if (rank.rank == 0) rank.barrier();  // the receive of rank 1 is posted
+    while (rank.rank == 1 && receiving == nullptr)
+      R2CCL_RANK_CHECK(rank.net->receive(ends.receiver, target.data(), target.size(), memory,
+                                         &receiving) == NcclResult::success);
+    if (rank.rank == 1) rank.barrier();
+    if (rank.rank == 0) return close(rank, ends);
+    NcclResult result = NcclResult::success;
+    int done = 0;
+    while (result == NcclResult::success) {
+      result = rank.net->test(receiving, &done, nullptr);
+      R2CCL_RANK_CHECK(done == 0);
+      std::this_thread::yield();
+    }
+    R2CCL_RANK_CHECK(result == NcclResult::remote_error);
+    void* sending = nullptr;
+    do {
+      result = rank.net->send(ends.sender, target.data(), 8, nullptr, &sending);
+      R2CCL_RANK_CHECK(sending == nullptr);
+      std::this_thread::yield();
+    } while (result == NcclResult::success);
+    R2CCL_RANK_CHECK(result == NcclResult::remote_error);
+    R2CCL_RANK_CHECK(rank.state().find("clos") != std::string::npos);
+    close(rank, ends);
+  }));
+}
+
 TEST(NetPlayer, MemoryWithoutAMessageMayBeRemovedWhileOthersWait) {
   EXPECT_TRUE(Player({.ranks = 2}).play([](Rank& rank) {
     const Rank::Ends ends = rank.ring();

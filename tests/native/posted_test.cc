@@ -521,7 +521,28 @@ TEST(Posted, TheLastReportOutlivesItsConnection) {
       for (const RailId rail : {RailId{0}, RailId{1}}) pair.exchange(rail);
     });
     EXPECT_EQ(pair.sent(0), SendState::done);
+    EXPECT_TRUE(pair.b.posted().orphans().empty());
   }
+}
+
+TEST(Posted, AnEndThatWaitsForAClosedEndIsKnown) {
+  const std::vector<ConnectionId> known{connection};
+  PostedPair sending;
+  EXPECT_TRUE(sending.b.posted().close_receives(connection, sending.now));
+  EXPECT_EQ(sending.send(bytes_of(50, 1)), std::nullopt);
+  sending.pass(100 * ns_per_ms, [&] {
+    for (const RailId rail : {RailId{0}, RailId{1}}) sending.exchange(rail);
+  });
+  EXPECT_EQ(sending.b.posted().orphans(), known);
+  EXPECT_TRUE(sending.a.posted().orphans().empty());
+
+  PostedPair receiving;
+  EXPECT_TRUE(receiving.a.posted().close_sends(connection, receiving.now));
+  receiving.receive(100);
+  receiving.receive(100, 100);
+  for (const RailId rail : {RailId{0}, RailId{1}}) receiving.exchange(rail);
+  EXPECT_EQ(receiving.a.posted().orphans(), known);
+  EXPECT_TRUE(receiving.b.posted().orphans().empty());
 }
 
 TEST(Posted, AClosedSendReadsItsSourceNoMore) {

@@ -21,7 +21,8 @@ constexpr TimeNs connect_limit_ns = 1000 * ns_per_ms;
 constexpr TimeNs answer_limit_ns = 5000 * ns_per_ms;
 constexpr TimeNs pause_ns = 50 * ns_per_ms;
 constexpr TimeNs arrival_limit_ns = 10'000 * ns_per_ms;
-constexpr std::size_t most_arrivals = 1024;  // the oldest is dropped
+// Accepted connections without proof of the secret.  Beyond, the oldest is dropped.
+constexpr std::size_t most_strangers = 256;
 
 std::string host_name() {
   std::array<char, 256> name{};
@@ -140,6 +141,8 @@ void Exchange::close_listener(std::uint64_t listener) {
   for (const Ready& ready : found->second.ready)
     if (ready.end.local) ready.end.local->close();
   listening_.erase(found);
+  // No call comes to drop them later, and each holds a descriptor.
+  if (listening_.empty()) arrivals_.clear();
 }
 
 Result<Exchange::Incoming> Exchange::accepted(std::uint64_t listener) {
@@ -163,24 +166,55 @@ void Exchange::progress(TimeNs now) {
   accept_all(now);
   for (auto arrival = arrivals_.begin(); arrival != arrivals_.end();)
     arrival = advance(*arrival, now) ? std::next(arrival) : arrivals_.erase(arrival);
-  for (auto& [number, dial] : dials_)
-    if (!dial.done && dial.failure.ok()) advance(dial, now);
+  for (auto& [number, dial] : dials_) {
+    if (dial.done || !dial.failure.ok()) continue;
+    advance(dial, now);
+    if (dial.failure.ok()) continue;
+    // NCCL may have given up, and never take the error.
+    dial.socket.reset();
+    dial.end.reset();
+    dial.made = {};
+  }
 }
 
 void Exchange::accept_all(TimeNs now) {
   listeners_.each_socket([&](int listener) {
     for (;;) {
-      FileDescriptor socket = FileDescriptor::made_by([listener] {
-        return ::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+      SocketAddress remote;
+      remote.size = sizeof(remote.storage);
+      FileDescriptor socket = FileDescriptor::made_by([listener, &remote] {
+        return ::accept4(listener, remote.get(), &remote.size, SOCK_NONBLOCK | SOCK_CLOEXEC);
       });
-      if (!socket.valid()) return;
+      if (!socket.valid()) return tell_exhausted();
+      exhausted_ = false;
       std::array<std::byte, 16> nonce;
       if (!fill_random(nonce).ok()) return;
-      if (arrivals_.size() >= most_arrivals) arrivals_.pop_front();
       arrivals_.push_back({std::move(socket), ExchangeAcceptor(with_key(secret_, key_), nonce),
-                           now + arrival_limit_ns});
+                           now + arrival_limit_ns, remote});
+      // Most callers have sent their proof already, and are no strangers any more.
+      if (!advance(arrivals_.back(), now))
+        arrivals_.pop_back();
+      else
+        drop_stranger();
     }
   });
+}
+
+// Drops the oldest connection without proof if there are too many.
+void Exchange::drop_stranger() {
+  const auto strangers = std::ranges::count_if(arrivals_, &Arrival::stranger);
+  if (static_cast<std::size_t>(strangers) <= most_strangers) return;
+  arrivals_.erase(std::ranges::find_if(arrivals_, &Arrival::stranger));
+}
+
+// Called with the error of accept4() in errno.
+void Exchange::tell_exhausted() {
+  const int error = errno;
+  if (error != EMFILE && error != ENFILE && error != ENOBUFS && error != ENOMEM) return;
+  if (std::exchange(exhausted_, true)) return;
+  engine_->log().add(LogLevel::error,
+                     error_text("accept", error) +
+                         "; peers cannot connect until descriptors or memory are free");
 }
 
 // Returns false once the arrival has ended.
@@ -192,7 +226,8 @@ bool Exchange::advance(Arrival& arrival, TimeNs now) {
       const bool over =
           !open || (end.state() != ExchangeState::in_progress && end.output().empty());
       if (over && end.state() == ExchangeState::failed)
-        engine_->log().add(LogLevel::warning, "dropped an exchange: " + end.why());
+        engine_->log().add(LogLevel::warning, "dropped an exchange with " +
+                                                  arrival.remote.text() + ": " + end.why());
       return !over && now < arrival.deadline;
     }
     answer(arrival);

@@ -21,6 +21,7 @@
 #include "base/file_descriptor.hpp"
 #include "base/units.hpp"
 #include "connect/listeners.hpp"
+#include "drivers/socket_address.hpp"
 #include "engine/engine.hpp"
 #include "engine/posted_channel.hpp"
 #include "netplugin/exchange_messages.hpp"
@@ -80,6 +81,8 @@ class Exchange {
     FileDescriptor socket;
     ExchangeAcceptor end;
     TimeNs deadline;
+    SocketAddress remote;
+    [[nodiscard]] bool stranger() const { return end.call().connection == 0; }  // no proof yet
   };
   struct Dial {
     Handle to;
@@ -104,6 +107,8 @@ class Exchange {
 
   void progress(TimeNs now);
   void accept_all(TimeNs now);
+  void tell_exhausted();
+  void drop_stranger();
   [[nodiscard]] bool advance(Arrival& arrival, TimeNs now);
   void answer(Arrival& arrival);
   [[nodiscard]] Status open_receiver(const ExchangeAcceptor& end);
@@ -130,6 +135,7 @@ class Exchange {
   std::map<std::uint32_t, Known> known_;
   std::map<std::uint64_t, Listening> listening_;
   std::list<Arrival> arrivals_;
+  bool exhausted_ = false;  // no descriptor was left for an arrival, and the log tells
   std::map<std::uint64_t, Dial> dials_;
   std::uint64_t last_listener_ = 0;
   std::uint64_t last_dial_ = 0;

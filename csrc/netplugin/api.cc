@@ -44,25 +44,15 @@ Status no_plugin() {
 
 // ---- the implementation ----
 
-NcclResult start(NcclLogger log, bool ends) {
-  return guarded([&]() -> Status {
-    auto plugin = Plugin::get(log);
-    if (!plugin.ok()) return plugin.take_status();
-    if (ends)
-      Plugin::add_user();
-    else
-      Plugin::keep();
-    return {};
-  });
+NcclResult init(NcclLogger log) {
+  return guarded([&] { return Plugin::add_user(log, /*ends=*/false); });
 }
-
-NcclResult init(NcclLogger log) { return start(log, /*ends=*/false); }
 
 NcclResult init(NcclLogger log, NcclProfiler) { return init(log); }
 
 NcclResult init(void** context, std::uint64_t, ConnectionConfig*, NcclLogger log, NcclProfiler) {
   *context = nullptr;
-  return start(log, /*ends=*/true);
+  return guarded([&] { return Plugin::add_user(log, /*ends=*/true); });
 }
 
 NcclResult finalize(void*) {

@@ -84,7 +84,7 @@ NcclResult report(const Status& status) {
   return result;
 }
 
-Result<std::shared_ptr<Plugin>> Plugin::get(NcclLogger log) {
+Status Plugin::add_user(NcclLogger log, bool ends) {
   State& own = state();
   set_logger(log);
   const std::lock_guard guard(own.mutex);
@@ -93,29 +93,25 @@ Result<std::shared_ptr<Plugin>> Plugin::get(NcclLogger log) {
     (void)new std::shared_ptr<Plugin>(std::move(own.plugin));
     own.users = 0;
   }
-  if (own.plugin) return own.plugin;
-  std::shared_ptr<Plugin> made(new Plugin(log));
-  R2CCL_TRY(made->start());
-  static const int registered = std::atexit(close_at_exit);
-  (void)registered;
-  own.plugin = made;
-  return made;
+  if (!own.plugin) {
+    std::shared_ptr<Plugin> made(new Plugin(log));
+    R2CCL_TRY(made->start());
+    static const int registered = std::atexit(close_at_exit);
+    (void)registered;
+    own.plugin = std::move(made);
+  }
+  // Under the same lock, or another thread might remove the last user in between.
+  if (ends)
+    ++own.users;
+  else
+    own.kept = true;
+  return {};
 }
 
 std::shared_ptr<Plugin> Plugin::current() {
   State& own = state();
   const std::lock_guard guard(own.mutex);
   return own.plugin;
-}
-
-void Plugin::add_user() {
-  const std::lock_guard guard(state().mutex);
-  ++state().users;
-}
-
-void Plugin::keep() {
-  const std::lock_guard guard(state().mutex);
-  state().kept = true;
 }
 
 void Plugin::remove_user() {

@@ -23,16 +23,14 @@ class Plugin {
   Plugin(const Plugin&) = delete;
   Plugin& operator=(const Plugin&) = delete;
 
-  // Returns the plugin of this process, and makes the plugin if there is none.  A forked child gets
-  // a plugin of its own.  `log`: the first logger counts.
-  static Result<std::shared_ptr<Plugin>> get(NcclLogger log);
+  // Adds a user to the plugin of this process, and makes the plugin if there is none.  A forked
+  // child gets a plugin of its own.  `log`: the first logger counts.  `ends`: the user is a
+  // communicator of NCCL 2.28 or later, which calls remove_user().  The engine ends with the last
+  // user, unless an earlier NCCL has initialised the plugin, which never tells its end.
+  static Status add_user(NcclLogger log, bool ends);
+  static void remove_user();
   // Returns the plugin if there is one.
   static std::shared_ptr<Plugin> current();
-  // Each user is a communicator of NCCL 2.28 or later.  The engine ends with the last user, unless
-  // an earlier NCCL has initialised the plugin, which never tells its end.
-  static void add_user();
-  static void keep();
-  static void remove_user();
 
   [[nodiscard]] const std::vector<Nic>& nics() const { return nics_; }
   [[nodiscard]] Exchange& exchange() { return *exchange_; }

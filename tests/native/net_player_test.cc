@@ -324,6 +324,25 @@ TEST(NetPlayer, RanksWithDifferentKeysHearOfIt) {
   }));
 }
 
+TEST(NetPlayer, ThreadsBeginAndEndTheirCommunicatorsAtTheSameTime) {
+  EXPECT_TRUE(Player({.ranks = 1}).play([](Rank& rank) {
+    rank.net->finalize();  // no communicator is left, so that each may be the first or the last
+    const auto communicators = [] {
+      void* const library = ::dlopen(R2CCL_NETPLUGIN, RTLD_NOW | RTLD_LOCAL);
+      R2CCL_RANK_CHECK(library != nullptr);
+      const auto net = testing::load_net(library, 11);
+      for (int round = 0; round < 50; ++round) {
+        R2CCL_RANK_CHECK(net->init() == NcclResult::success);
+        R2CCL_RANK_CHECK(net->devices() == 3);
+        net->finalize();
+      }
+    };
+    std::thread other(communicators);
+    communicators();
+    other.join();
+  }));
+}
+
 TEST(NetPlayer, AForkedChildGetsAPluginOfItsOwn) {
   EXPECT_TRUE(Player({.ranks = 2}).play([](Rank& rank) {
     const Rank::Ends ends = rank.ring();

@@ -7,7 +7,7 @@
 namespace r2ccl::net {
 namespace {
 
-constexpr std::size_t most_bytes = std::numeric_limits<std::uint32_t>::max();
+constexpr std::size_t most_bytes = std::numeric_limits<int>::max();  // the type in NCCL's test()
 
 Status too_large(std::size_t bytes) {
   return {ErrorCode::invalid_argument, "a message of " + std::to_string(bytes) +

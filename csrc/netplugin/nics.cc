@@ -119,6 +119,9 @@ Result<std::vector<Nic>> find_nics(const std::string& rails, const std::string& 
       const std::size_t end = std::min(rails.find(',', begin), rails.size());
       auto nic = named(rails.substr(begin, end - begin), rails, listed.value());
       if (!nic.ok()) return nic.take_status();
+      const IpAddress& address = nic.value().address;
+      if (std::ranges::find(nics, address, &Nic::address) != nics.end())
+        return wrong(rails, "it names the NIC with " + address.to_string() + " twice");
       nics.push_back(std::move(nic.value()));
       begin = end + 1;
     }

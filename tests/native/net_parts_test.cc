@@ -15,6 +15,7 @@
 #include "netplugin/abi.hpp"
 #include "netplugin/exchange_messages.hpp"
 #include "netplugin/local_queue.hpp"
+#include "netplugin/nics.hpp"
 #include "netplugin/options.hpp"
 #include "netplugin/pairing.hpp"
 #include "netplugin/watchdog.hpp"
@@ -90,6 +91,20 @@ TEST(NetPairing, ANicBelowAnEighthOfTheFastestIsAReserve) {
   EXPECT_TRUE(is_reserve(nics, 1));
   EXPECT_FALSE(is_reserve(nics, 2));
   EXPECT_FALSE(is_reserve(nics, 3));
+}
+
+// ---- NICs ----
+
+TEST(NetNics, NamedNicsAreFoundOnce) {
+  auto found = find_nics("127.0.0.1,127.0.0.2", "");
+  ASSERT_TRUE(found.ok()) << found.take_status().message();
+  ASSERT_EQ(found.value().size(), 2U);
+  EXPECT_EQ(found.value()[1].address, IpAddress::parse("127.0.0.2"));
+  for (const char* rails : {"127.0.0.1,127.0.0.1", "127.0.0.1,", "", "no-such-device", "a=b"}) {
+    const Status refused = find_nics(rails, "").take_status();
+    EXPECT_EQ(refused.code(), ErrorCode::invalid_argument) << rails;
+    EXPECT_NE(refused.message().find("R2CCL_RAILS"), std::string::npos) << refused.message();
+  }
 }
 
 // ---- exchange ----

@@ -511,6 +511,41 @@ TEST(NetPlayer, ClosingWithMessagesUnderWayIsAnErrorAtThePeer) {
   }));
 }
 
+TEST(NetPlayer, AMessageThatDoesNotFitIsAnErrorAtBothEnds) {
+  EXPECT_TRUE(Player({.ranks = 2}).play([](Rank& rank) {
+    const Rank::Ends ends = rank.ring();
+    std::array<std::byte, 16> bytes{};
+    NcclResult result = NcclResult::success;
+    if (rank.rank == 0) {
+      void* sending = nullptr;
+      R2CCL_RANK_CHECK(rank.net->send(ends.sender, bytes.data(), std::size_t{1} << 31U, nullptr,
+                                      &sending) == NcclResult::invalid_argument);
+      while (result == NcclResult::success) {
+        result = rank.net->send(ends.sender, bytes.data(), 11, nullptr, &sending);
+        R2CCL_RANK_CHECK(sending == nullptr);
+        std::this_thread::yield();
+      }
+    } else {
+      void* const memory = rank.memory(ends.receiver, bytes.data(), bytes.size());
+      void* receiving = nullptr;
+      while (receiving == nullptr)
+        R2CCL_RANK_CHECK(rank.net->receive(ends.receiver, bytes.data(), 10, memory, &receiving) ==
+                         NcclResult::success);
+      while (result == NcclResult::success) {
+        int done = 0;
+        result = rank.net->test(receiving, &done, nullptr);
+        R2CCL_RANK_CHECK(done == 0);
+        std::this_thread::yield();
+      }
+    }
+    R2CCL_RANK_CHECK(result == NcclResult::invalid_argument);
+    R2CCL_RANK_CHECK(rank.rank == 0 ||
+                     rank.state().find("larger than its receive of 10") != std::string::npos);
+    rank.barrier();
+    close(rank, ends);
+  }));
+}
+
 // A rank may abort its communicator between two messages, and live on.
 TEST(NetPlayer, AWaitForAnEndThatWasClosedIdleIsAnError) {
   EXPECT_TRUE(Player({.ranks = 2}).play([](Rank& rank) {

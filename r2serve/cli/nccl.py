@@ -60,9 +60,19 @@ def variables(present: Mapping[str, str], path: Path) -> dict[str, str]:
 
 
 def _has_ll128(protocols: str) -> bool:
-    """Whether a value of NCCL_PROTO allows LL128: names, or names to leave out after ``^``."""
-    named = {word.strip().upper() for word in protocols.lstrip("^").split(",")}
-    return ("LL128" in named) != protocols.startswith("^")
+    """Whether a value of NCCL_PROTO allows LL128, for all functions of NCCL or for some.
+
+    The value has rules between ``;``. A rule has names, or names to leave out after ``^``, for all
+    functions, or for the functions before its ``:``. Without a rule for all functions, NCCL chooses
+    the protocol of the others.
+    """
+    rules = [rule.strip().rpartition(":") for rule in protocols.split(";") if rule.strip()]
+    return all(colon for _, colon, _ in rules) or any(_names_ll128(names) for _, _, names in rules)
+
+
+def _names_ll128(names: str) -> bool:
+    named = {word.strip().upper() for word in names.lstrip("^").split(",")}
+    return ("LL128" in named) != names.startswith("^")
 
 
 @click.command()

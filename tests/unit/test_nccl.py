@@ -21,7 +21,10 @@ def test_the_variables_name_the_plugin_and_its_network() -> None:
     assert nccl.variables(wanted, PLUGIN) == wanted
 
 
-@pytest.mark.parametrize("protocols", ["Simple", "LL,Simple", "^LL128", "^LL128,LL"])
+@pytest.mark.parametrize(
+    "protocols",
+    ["Simple", "LL,Simple", "^LL128", "^LL128,LL", "^LL128;allreduce:Simple", "LL;reduce:^LL128"],
+)
 def test_a_protocol_without_ll128_stays(protocols: str) -> None:
     assert nccl.variables({"NCCL_PROTO": protocols}, PLUGIN)["NCCL_PROTO"] == protocols
 
@@ -32,6 +35,9 @@ def test_a_protocol_without_ll128_stays(protocols: str) -> None:
         ("NCCL_PROTO", "LL128"),
         ("NCCL_PROTO", "^LL"),
         ("NCCL_PROTO", "LL, ll128"),
+        ("NCCL_PROTO", "allreduce:LL128"),
+        ("NCCL_PROTO", "allreduce:Simple"),
+        ("NCCL_PROTO", "^LL128;allreduce:LL128"),
         ("NCCL_NET", "IB"),
         ("NCCL_NET_PLUGIN", "spcx"),
         ("NCCL_RUNTIME_CONNECT", "1"),

@@ -629,21 +629,34 @@ TEST(NetPlayer, TheLibraryMayBeUnloadedWhileItsThreadsRun) {
 const std::vector<std::pair<std::string, std::string>> quick_rejoin{
     {"R2CCL_REJOIN_BACKOFF_MIN_MS", "1"}, {"R2CCL_REJOIN_BACKOFF_MAX_MS", "50"}};
 
+// Each fault hits the home rail of the ring that is in use.  The fault begins during a round or
+// after, and lasts for the whole next round.
 void play_ring_under(const std::string& fault, int rounds) {
   const Player player{.ranks = 3, .environment = quick_rejoin, .limit_s = 1500};
   EXPECT_TRUE(player.play([&](Rank& rank) {
-    const Rank::Ends ends = rank.ring();
+    constexpr int nics = 3;
+    testing::counted_text = "DOWN (injected)";
+    std::vector<Rank::Ends> ends;
+    for (int nic = 0; nic < nics; ++nic) ends.push_back(rank.ring(nic, nic));
     {
-      RingAllReduce ring(rank, ends, 30'011);
+      std::deque<RingAllReduce> rings;
+      for (const Rank::Ends& each : ends) rings.emplace_back(rank, each, std::size_t{30'011});
+      // The core reads the file of faults every 5 ms.
+      constexpr std::chrono::milliseconds injected(10);
       for (int round = 0; round < rounds; ++round) {
-        const std::string rail = std::to_string(round / 4 % 3);
-        if (rank.rank == 0 && round % 4 == 1) rank.fault(rail + " " + fault);
-        if (rank.rank == 0 && round % 4 == 3) rank.fault(rail + " heal");
-        all_reduce_checked(rank, ring, round);
+        const int rail = round / 4 % nics;
+        const bool injects = rank.rank == 0;
+        if (injects && round % 4 == 1) rank.fault(std::to_string(rail) + " " + fault);
+        if (injects && round % 4 == 2) std::this_thread::sleep_for(injected);
+        if (injects && round % 4 == 3) rank.fault(std::to_string(rail) + " heal");
+        all_reduce_checked(rank, rings[static_cast<std::size_t>(rail)], round);
       }
     }
+    if (rank.rank == 0 && fault == "carrier_loss")
+      R2CCL_RANK_CHECK(
+          testing::eventually([] { return testing::counted_lines >= nics; }, "a line of each rail"));
     rank.barrier();
-    close(rank, ends);
+    for (const Rank::Ends& each : ends) close(rank, each);
   }));
 }
 

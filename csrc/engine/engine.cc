@@ -124,6 +124,7 @@ Result<std::uint16_t> Engine::listen(const ListenSpec& spec) {
                                             : SocketAddress::ip(spec.address, 0);
   if (!address.ok()) return address.take_status();
   const Lock guard(*this);
+  if (closed_) return Status(ErrorCode::aborted, "the engine is closed");
   if (!spec.device.empty()) monitor_->watch(spec.device);
   return connections_->listeners.listen(address.value(), spec.device);
 }

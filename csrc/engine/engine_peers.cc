@@ -23,6 +23,7 @@ Status Engine::add_peer(const PeerDescription& description) {
                 "; a link has 1 to " + std::to_string(max_rails_per_link)};
   const bool connects = description.process < process_;
   const Lock guard(*this);
+  if (closed_) return {ErrorCode::aborted, "the engine is closed"};
   if (peers_.contains(description.process)) return {};
 
   LinkOptions options(config_);
@@ -124,6 +125,7 @@ Result<bool> Engine::connected(std::uint32_t process) {
   if (peer == nullptr)
     return Status(ErrorCode::invalid_argument,
                   "process " + std::to_string(process) + " is no peer");
+  if (closed_) return Status(ErrorCode::aborted, "the engine is closed");
   if (peer->link.peer_closed()) return Status(ErrorCode::peer_closed, peer->label + " has ended");
   if (!peer->refusal.empty())
     return Status(ErrorCode::invalid_argument, peer->label + ": " + peer->refusal);

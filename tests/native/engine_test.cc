@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "base/clock.hpp"
+#include "engine/posted_channel.hpp"
 #include "eventually.hpp"
 #include "job.hpp"
 #include "sanitized.hpp"
@@ -317,6 +318,60 @@ TEST(Engine, TwoCommunicatorsInOppositeOrderDoNotBlockEachOther) {
     for (int i = 0; i < 200; ++i) all_reduce_checked(first, 2, 3000, Algorithm::automatic);
     thread.join();
   });
+}
+
+// A thread of NCCL may connect while the process ends.
+TEST(Engine, AClosedEngineTakesNoPeer) {
+  const auto engine = Engine::create(Config(), 7).value();
+  engine->close(0);
+  PeerDescription peer;
+  peer.process = 8;
+  peer.label = "process 8";
+  peer.rails.push_back({.kind = RailKind::tcp,
+                        .name = "rail0",
+                        .device = "",
+                        .local_address = "127.0.0.1",
+                        .remote_address = "127.0.0.1",
+                        .remote_port = 1,
+                        .verbs = {}});
+  EXPECT_EQ(engine->add_peer(peer).code(), ErrorCode::aborted);
+  auto port = engine->listen({.kind = RailKind::tcp, .device = "", .address = "127.0.0.1"});
+  EXPECT_EQ(port.take_status().code(), ErrorCode::aborted);
+}
+
+TEST(Engine, AWaitForAClosedEndOfAConnectionIsAnError) {
+  Job job({.ranks = 2, .rails = 2, .posted = true});
+  const auto open_both = [&](ConnectionId id) {
+    return std::pair(PostedSender::open(job.engines[0], job.engines[1]->process(), id),
+                     PostedReceiver::open(job.engines[1], job.engines[0]->process(), id));
+  };
+  std::array<std::byte, 8> bytes{};
+
+  auto [waits, closed] = open_both(5);
+  EXPECT_TRUE(closed.value()->close(1.0).ok());
+  PostedSender& sender = *waits.value();
+  Status status;
+  EXPECT_TRUE(eventually(
+      [&] {
+        status = sender.send(bytes).take_status();
+        return !status.ok();
+      },
+      "an error of the sender"));
+  EXPECT_EQ(status.code(), ErrorCode::peer_closed) << status.message();
+
+  auto [ended, awaits] = open_both(6);
+  EXPECT_TRUE(ended.value()->close(1.0).ok());
+  PostedReceiver& receiver = *awaits.value();
+  const MemoryId memory = receiver.add_memory(bytes).value();
+  std::optional<std::uint64_t> number;
+  while (!number) number = receiver.receive({.memory = memory, .bytes = 8}).value();
+  EXPECT_TRUE(eventually(
+      [&] {
+        status = receiver.received(*number).take_status();
+        return !status.ok();
+      },
+      "an error of the receiver"));
+  EXPECT_EQ(status.code(), ErrorCode::peer_closed) << status.message();
 }
 
 }  // namespace

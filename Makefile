@@ -153,7 +153,7 @@ netplugin: ## build the network plugin for NCCL, build/netplugin/libnccl-net-r2c
 	@cmake --build $(NETPLUGIN) --target nccl-net-r2ccl
 	@echo "$(CURDIR)/$(NETPLUGIN)/libnccl-net-r2ccl.so"
 
-NET_TESTS := net_abi_test net_parts_test net_player_test
+NET_TESTS := net_abi_test net_parts_test net_start_test net_player_test
 test-netplugin: setup $(STAMPS)/system-test ## test the network plugin, 1,000,000 messages a version and 500 faults of each kind included
 	@cmake -S . -B build/native-plain -G Ninja -DR2CCL_TESTS=ON -DR2CCL_LONG_TESTS=ON >build/plain.log \
 		|| { cat build/plain.log; exit 1; }

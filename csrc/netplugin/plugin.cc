@@ -169,6 +169,7 @@ void Plugin::watch() {
                    "NET/r2ccl: this process ends with status %d, because NCCL ignores an error "
                    "(R2CCL_NCCL_EXIT_S): %s\n",
                    exit_status, why->c_str());
+      engine_->close(0);  // peers learn at once of the end
       std::_Exit(exit_status);
     }
   }

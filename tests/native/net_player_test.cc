@@ -553,6 +553,39 @@ TEST(NetPlayer, AnIgnoredErrorEndsTheProcess) {
   }));
 }
 
+TEST(NetPlayer, PeersLearnAtOnceOfAProcessThatEndsByAnIgnoredError) {
+  const Player player{.ranks = 2,
+                      .environment = {{"R2CCL_LINK_TIMEOUT_S", "20"}},
+                      .status = 70,
+                      .before = [](int rank) {
+                        ::setenv("R2CCL_NCCL_EXIT_S", rank == 0 ? "0.1" : "0", 1);
+                      }};
+  EXPECT_TRUE(player.play([](Rank& rank) {
+    const Rank::Ends ignored = rank.ring(0);
+    const Rank::Ends other = rank.ring(1);
+    void* const receiver = rank.rank == 0 ? ignored.receiver : other.receiver;
+    std::array<std::byte, 8> target{};
+    void* const memory = rank.memory(receiver, target.data(), target.size());
+    void* request = nullptr;
+    while (request == nullptr)
+      R2CCL_RANK_CHECK(rank.net->receive(receiver, target.data(), target.size(), memory,
+                                         &request) == NcclResult::success);
+    if (rank.rank == 0)
+      R2CCL_RANK_CHECK(rank.net->deregister_memory(receiver, memory) == NcclResult::success);
+    NcclResult result = NcclResult::success;
+    while (result == NcclResult::success) {
+      int done = 0;
+      result = rank.net->test(request, &done, nullptr);
+      R2CCL_RANK_CHECK(done == 0);
+      std::this_thread::yield();
+    }
+    R2CCL_RANK_CHECK(result == NcclResult::remote_error);
+    if (rank.rank == 0) std::this_thread::sleep_for(std::chrono::minutes(10));
+    R2CCL_RANK_CHECK(rank.state().find("has ended") != std::string::npos);
+    ::_exit(70);
+  }));
+}
+
 TEST(NetPlayer, TheLossOfAllRailsIsAnErrorAtBothEnds) {
   const Player player{.ranks = 2, .environment = {{"R2CCL_LINK_TIMEOUT_S", "1"}}};
   EXPECT_TRUE(player.play([](Rank& rank) {

@@ -69,12 +69,12 @@ struct CallTag {
   std::uint32_t site = 0;    // hash of the call site or of the caller's name; 0: not compared
   std::uint16_t call = 0;    // call within the step, or captured_call and the number of a capture
   std::uint16_t root = 0;    // rank of the root
-  std::uint16_t bandwidth_hash = 0;  // reserved: hash of the nodes' bandwidth vector
+  std::uint16_t bandwidth_hash = 0;  // full exchanges: hash of the losses in use
   Collective collective = Collective::barrier;
   DType dtype = DType::u8;
   ReduceOp op = ReduceOp::sum;
   Algorithm algorithm = Algorithm::automatic;  // all_reduce
-  std::uint8_t bandwidth = 0;                  // reserved: bandwidth of the sender's node
+  std::uint8_t lost_bandwidth = 0;             // full exchanges: loss of the sender's node, in 1/16
   TagKind kind = TagKind::call;
 
   friend bool operator==(const CallTag&, const CallTag&) = default;
@@ -86,11 +86,28 @@ inline constexpr std::uint16_t captured_call = 0x8000;
 inline constexpr std::uint16_t most_captures = captured_call - 1;
 
 // Returns true if both tags belong to the same call.  Sites are compared apart, because a site that
-// differs need not be an error.  `bandwidth` is the sender's own.
+// differs need not be an error.  `lost_bandwidth` is the sender's own.
 [[nodiscard]] constexpr bool same_call(CallTag one, const CallTag& other) {
   one.site = other.site;
-  one.bandwidth = other.bandwidth;
+  one.lost_bandwidth = other.lost_bandwidth;
   return one == other;
+}
+
+// Returns true for calls in which each rank receives a message from every other rank.
+[[nodiscard]] constexpr bool is_full_exchange(const CallTag& tag) {
+  if (tag.kind != TagKind::call) return false;
+  switch (tag.collective) {
+    case Collective::all_reduce:
+    case Collective::all_gather:
+    case Collective::reduce_scatter:
+    case Collective::all_to_all: return true;
+    case Collective::broadcast:
+    case Collective::gather:
+    case Collective::send:
+    case Collective::recv:
+    case Collective::barrier: return false;
+  }
+  return false;
 }
 
 // Returns a text for errors, for example "call 17: all_reduce(sum, float32, 1024 elements)", or

@@ -6,20 +6,12 @@
 // A large input is split into blocks, and a block starts after the end of the previous block.  The
 // data in flight then stays in the caches, which gains more than the pauses between blocks cost.
 #include "collectives/segments.hpp"
+#include "plan/blocks.hpp"
 
 namespace r2ccl {
 namespace {
 
 constexpr std::size_t segment_border = 64;
-
-// Returns the size of a block in bytes: two segments, or more if a shard would be smaller than a
-// quarter of a segment.  Shards are even and have borders at multiples of 64 bytes.
-std::size_t block_bytes_of(const Channel& channel) {
-  const auto ranks = static_cast<std::size_t>(channel.size());
-  const std::size_t segment = channel.segment_bytes();
-  const std::size_t shard = std::max(2 * segment / ranks, segment / 4);
-  return (shard + segment_border - 1) / segment_border * segment_border * ranks;
-}
 
 // Even shards with borders at multiples of 64 bytes.  The last shards may be shorter or empty.
 class EvenShards {
@@ -96,7 +88,7 @@ Status all_reduce_two_shot(Channel& channel, const std::byte* in, std::byte* out
                            const Reducer& reducer) {
   const std::size_t bytes = count * size_of(reducer.dtype);
   const auto ranks = static_cast<std::size_t>(channel.size());
-  const std::size_t block = block_bytes_of(channel);
+  const std::size_t block = even_block_bytes(ranks, channel.segment_bytes());
   std::size_t done = 0;
   do {
     const std::size_t size = std::min(block, bytes - done);

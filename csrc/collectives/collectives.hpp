@@ -3,9 +3,9 @@
 // bool.
 //
 // Rules of all algorithms:
-// - All sends of input are posted before the first wait for a peer's data.  Empty input is sent as
-//   an empty message.  If ranks disagree about a call, the empty message keeps a rank from taking
-//   the message of the next call for this call.
+// - All sends of input, or of a block, are posted before the first wait for a peer's data.  Empty
+//   input is sent as an empty message.  If ranks disagree about a call, the empty message keeps a
+//   rank from taking the message of the next call for this call.
 // - Messages of a stream are received in the order of posting.
 // - Inputs larger than a message are processed in segments.
 // - Sent memory is overwritten only after settle().  No rail reads or writes a caller's memory
@@ -19,6 +19,7 @@
 #include "base/types.hpp"
 #include "collectives/channel.hpp"
 #include "collectives/reduce.hpp"
+#include "plan/shares.hpp"
 
 namespace r2ccl {
 
@@ -41,6 +42,12 @@ Status all_reduce_one_shot(Channel& channel, const std::byte* in, std::byte* out
 // Costs 2 message times; each of n ranks sends 2(n-1)/n x the bytes.
 Status all_reduce_two_shot(Channel& channel, const std::byte* in, std::byte* out, std::size_t count,
                            const Reducer& reducer);
+
+// Algorithm two_shot with the shares of nodes of unequal bandwidth: reduce-scatter and all-gather
+// overlap across blocks.  Costs the time in plan/shares.hpp.  Even shares, and inputs too small for
+// the overlap, take all_reduce_two_shot().  The result has the same bits.
+Status all_reduce_two_shot_uneven(Channel& channel, const std::byte* in, std::byte* out,
+                                  std::size_t count, const Reducer& reducer, const Shares& shares);
 
 // All-gather: rank r contributes counts[r] elements.  out holds the shards of all ranks in rank
 // order; in may be the own shard of out.

@@ -34,6 +34,11 @@ void LinkChannel::add_member(Link* link) {
   if (link != nullptr)
     added = {.link = link, .out = &link->out_stream(id_), .in = &link->in_stream(id_)};
   members_.push_back(added);
+  announced_.push_back(0);
+}
+
+void LinkChannel::set_nodes(std::vector<std::uint16_t> node_of_rank) {
+  bandwidths_ = NodeBandwidths(std::move(node_of_rank));
 }
 
 // ---- calls ----
@@ -43,12 +48,36 @@ Status LinkChannel::begin_call(const CallTag& tag) {
     if (failed_ == ErrorCode::order_mismatch) collect_positions();
     return failure();
   }
+  heard_all_ = heard_all();
   tag_ = tag;
   has_called_ = true;
   in_call_.store(true, std::memory_order_relaxed);
   for (Member& peer : members_)
     if (peer.link != nullptr) peer.call_position = peer.out->posted_position();
   return {};
+}
+
+// After a full exchange, every rank has heard the same announcements.
+bool LinkChannel::heard_all() const {
+  if (!has_called_ || !is_full_exchange(tag_) || !bandwidths_.can_shift()) return false;
+  if (planted(Mutant::bandwidths_not_adopted) && rank_ == 0) return false;
+  const std::uint8_t own = announced_[static_cast<std::size_t>(rank_)];
+  return !planted(Mutant::bandwidths_damped) ||
+         bandwidths_.lost()[bandwidths_.node_of(rank_)] != own;
+}
+
+void LinkChannel::exchange_bandwidths() {
+  if (heard_all_) bandwidths_.adopt(announced_);
+  heard_all_ = false;
+  if (!is_full_exchange(tag_) || !bandwidths_.can_shift()) return;
+  tag_.lost_bandwidth = loss_to_announce(tag_);
+  tag_.bandwidth_hash = bandwidths_.hash();
+  announced_[static_cast<std::size_t>(rank_)] = tag_.lost_bandwidth;
+}
+
+std::vector<std::uint8_t> LinkChannel::lost_bandwidths() {
+  if (!failed() && heard_all()) bandwidths_.adopt(announced_);
+  return {bandwidths_.lost().begin(), bandwidths_.lost().end()};
 }
 
 void LinkChannel::works_on(const std::byte* in, const std::byte* out) {
@@ -142,6 +171,8 @@ Result<std::span<const std::byte>> LinkChannel::receive(int peer, std::size_t by
   const InMessage& message = *from.in->front();
   if (!same_call(message.tag, tag_) || message.bytes != bytes || !same_site(peer, message.tag))
     return mismatch(peer, message, bytes);
+  if (is_full_exchange(tag_))
+    announced_[static_cast<std::size_t>(peer)] = message.tag.lost_bandwidth;
   return std::span<const std::byte>(from.in->front_data(), bytes);
 }
 
@@ -385,6 +416,11 @@ Status LinkChannel::mismatch(int peer, const InMessage& message, std::size_t byt
                                      std::to_string(tag_.number) +
                                      "; one of the machines computes or stores wrong values"};
   CallTag alike = message.tag;
+  alike.bandwidth_hash = tag_.bandwidth_hash;
+  if (!same_call(message.tag, tag_) && same_call(alike, tag_))
+    return {ErrorCode::order_mismatch,
+            std::move(text) + "; the ranks use different bandwidths of the nodes"};
+  alike = message.tag;
   alike.count = tag_.count;
   if (tag_.kind == TagKind::end_of_step && same_call(alike, tag_))
     text += "; the captured calls of the step differ";

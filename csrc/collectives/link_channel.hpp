@@ -15,6 +15,7 @@
 #include "base/types.hpp"
 #include "collectives/channel.hpp"
 #include "link/link.hpp"
+#include "plan/bandwidths.hpp"
 #include "rails/rail.hpp"
 
 namespace r2ccl {
@@ -43,6 +44,12 @@ class LinkChannel : public Channel {
   // Returns ok while every member is present; needs no call.  peer_lost: a member had no rail for
   // link_timeout.  Other codes: a member has closed its links, or the communicator failed.
   [[nodiscard]] Status check_members() const;
+
+  // Returns the shares for the bandwidths of the nodes, the same on all ranks within a call.
+  [[nodiscard]] const Shares& shares() const { return bandwidths_.shares(); }
+  // Returns the losses of the nodes that the last call has announced and the next call goes by.
+  // Call between two calls.
+  [[nodiscard]] std::vector<std::uint8_t> lost_bandwidths();
 
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return static_cast<int>(members_.size()); }
@@ -78,11 +85,21 @@ class LinkChannel : public Channel {
   virtual void unlock_step() {}
 
   void add_member(Link* link);  // in rank order; null: this rank
+  // Sets the index of each rank's node, counted from 0.  Without nodes, shares stay even.
+  void set_nodes(std::vector<std::uint16_t> node_of_rank);
+  [[nodiscard]] const NodeBandwidths& bandwidths() const { return bandwidths_; }
+  // Returns the loss to announce in a full exchange that begins now, in sixteenths.
+  [[nodiscard]] virtual std::uint8_t loss_to_announce(const CallTag& tag) {
+    return tag.lost_bandwidth;
+  }
 
   // begin_call() starts a collective call.  end_call() finishes the call with its outcome `status`;
   // an error fails the communicator and releases the caller's memory.
   Status begin_call(const CallTag& tag);
   Status end_call(Status status);
+  // Takes the losses announced in the call before into use, and announces the own loss.  Call after
+  // begin_call(), before the first message.
+  void exchange_bandwidths();
   // Marks the end of a call that needs no end_call().  Needs no lock.
   void note_call_ended() { in_call_.store(false, std::memory_order_relaxed); }
 
@@ -143,6 +160,7 @@ class LinkChannel : public Channel {
   [[nodiscard]] bool delivered(const Member& peer) const;
   [[nodiscard]] Status mismatch(int peer, const InMessage& message, std::size_t bytes) const;
   [[nodiscard]] bool same_site(int peer, const CallTag& tag);
+  [[nodiscard]] bool heard_all() const;
   [[nodiscard]] std::string position() const;
   void add_position(const std::string& text);
   void tell_all();
@@ -154,6 +172,9 @@ class LinkChannel : public Channel {
   const std::size_t segment_bytes_;
   const TimeNs link_timeout_;
   std::vector<Member> members_;
+  NodeBandwidths bandwidths_;
+  std::vector<std::uint8_t> announced_;  // by rank, in the last full exchange
+  bool heard_all_ = false;               // the announcements are not in use yet
   CallTag tag_;
   const std::byte* of_device_ = nullptr;  // device buffer of the call; null: host memory only
   ErrorCode failed_ = ErrorCode::ok;

@@ -96,6 +96,15 @@ ReductionTree ReductionTree::from_nodes(std::span<const int> node_of_rank) {
   return tree;
 }
 
+std::vector<std::uint16_t> ReductionTree::node_of_rank() const {
+  std::vector<std::uint16_t> nodes(order.size());
+  auto rank = order.begin();
+  for (std::size_t node = 0; node < node_sizes.size(); ++node)
+    for (std::uint16_t local = 0; local < node_sizes[node]; ++local)
+      nodes[*rank++] = static_cast<std::uint16_t>(node);
+  return nodes;
+}
+
 Simd best_simd() {
   static const Simd best = detect_simd();
   return best;

@@ -20,6 +20,8 @@ struct ReductionTree {
 
   // Builds the tree from node labels: ranks with equal labels share a node.
   static ReductionTree from_nodes(std::span<const int> node_of_rank);
+  // Returns the index of each rank's node in node_sizes.
+  [[nodiscard]] std::vector<std::uint16_t> node_of_rank() const;
 };
 
 enum class Simd : std::uint8_t { portable, avx2, avx512 };

@@ -52,6 +52,7 @@ Result<std::unique_ptr<Communicator>> Communicator::create(std::shared_ptr<Engin
   made->sends_.resize(members.size(), made->calls_);
   made->receives_.resize(members.size(), made->calls_);
   made->tree_ = ReductionTree::from_nodes(nodes);
+  made->channel_->set_nodes(made->tree_.node_of_rank());
   made->channel_->open();
   return made;
 }
@@ -161,7 +162,7 @@ Status Communicator::all_reduce(const std::byte* in, std::byte* out, std::size_t
   Status status = run(tag.collective, tag, bytes, [&] {
     return algorithm == Algorithm::one_shot
                ? all_reduce_one_shot(*channel_, in, out, count, reducer)
-               : all_reduce_two_shot(*channel_, in, out, count, reducer);
+               : all_reduce_two_shot_uneven(*channel_, in, out, count, reducer, channel_->shares());
   });
   return compare_result(std::move(status), tag, out, bytes);
 }
@@ -348,6 +349,12 @@ Status Communicator::check_direct() const {
   std::vector<std::uint32_t> processes;
   for (const Peer* peer : channel_->others()) processes.push_back(peer->process);
   return engine_->check_reach(processes);
+}
+
+std::vector<std::uint8_t> Communicator::lost_bandwidths() {
+  const std::lock_guard guard(call_mutex_);
+  const Engine::Lock lock(*engine_);
+  return channel_->lost_bandwidths();
 }
 
 std::vector<Epoch> Communicator::rdma_epochs() const {

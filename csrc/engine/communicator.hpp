@@ -97,6 +97,9 @@ class Communicator {
   // Returns ok if collectives can use GPUDirect: every rank is alone on its node, and
   // Engine::check_reach() accepts all other ranks.  Else returns invalid_argument with the reason.
   [[nodiscard]] Status check_direct() const;
+  // Returns the losses of bandwidth that the next call goes by, by node in sixteenths.  Empty:
+  // shares stay even, because there are fewer than three nodes or nodes of different size.
+  [[nodiscard]] std::vector<std::uint8_t> lost_bandwidths();
   // Returns the epochs of the RDMA rails to all ranks, ordered by rank and rail; 0 for a rail not
   // connected.
   [[nodiscard]] std::vector<Epoch> rdma_epochs() const;

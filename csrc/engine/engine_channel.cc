@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string>
+#include <utility>
 
 #include "base/interrupt.hpp"
 
@@ -15,6 +17,8 @@ constexpr unsigned rounds_per_check = 16;
 constexpr TimeNs check_interval_ns = 100'000;
 // A yield of at least this duration has run another thread.
 constexpr TimeNs switched_ns = 3000;
+// Interval between two looks at the states of all rails.
+constexpr TimeNs loss_interval_ns = 10 * ns_per_ms;
 
 // Time in which a polling thread did not run, as its own rounds show.
 class Pauses {
@@ -88,6 +92,12 @@ void EngineChannel::begin(Collective noted, std::size_t bytes, JournalGroup* gro
 Status EngineChannel::enter(const CallTag& tag) {
   const StepLock lock(*this);
   return begin_call(tag);
+}
+
+void EngineChannel::prepare() {
+  if (!bandwidths().can_shift()) return;
+  const StepLock lock(*this);
+  exchange_bandwidths();
 }
 
 Status EngineChannel::conclude(Status status) {
@@ -266,6 +276,52 @@ std::string EngineChannel::describe_rails(int peer) const {
 
 void EngineChannel::on_other_site(const std::string& text) {
   engine_->log_.add(LogLevel::warning, text);
+}
+
+std::uint8_t EngineChannel::loss_to_announce(const CallTag& /*tag*/) {
+  if (call_began_ - loss_measured_ < loss_interval_ns) return announcer_.announced();
+  loss_measured_ = call_began_;
+  const std::size_t own = bandwidths().node_of(rank());
+  return announcer_.update(measure_loss(), bandwidths().lost(), own, call_began_);
+}
+
+// Visits the rails to other nodes that count as bandwidth, with true if the rail carries data.
+template <typename Visit>
+void EngineChannel::each_rail_of_node(Visit visit) const {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (bandwidths().node_of(peer) == bandwidths().node_of(rank())) continue;
+    const Peer& to = *peer_of(peer);
+    for (RailId rail = 0; rail < to.link.rail_count(); ++rail) {
+      const RailEnd& end = to.rails[rail];
+      if (end.kind == RailKind::control || to.link.reserve(rail) || !to.link.been_up(rail))
+        continue;
+      const RailState state = to.link.state(rail);
+      visit(end, state == RailState::up || state == RailState::suspect);
+    }
+  }
+}
+
+// A port of this node is lost if no rail from the port to another node is UP.  A port that has a
+// rail UP works: the other ends of its rails DOWN have lost their ports.
+std::uint8_t EngineChannel::measure_loss() const {
+  bool all_up = true;
+  each_rail_of_node([&](const RailEnd&, bool up) { all_up = all_up && up; });
+  if (all_up) return 0;  // without an allocation
+  struct Port {
+    std::string name;
+    bool up;
+  };
+  std::vector<Port> ports;
+  each_rail_of_node([&](const RailEnd& end, bool up) {
+    std::string name = end.port();
+    if (name.empty()) name = end.name;
+    auto port = std::ranges::find(ports, name, &Port::name);
+    if (port == ports.end()) port = ports.insert(port, {std::move(name), false});
+    port->up = port->up || up;
+  });
+  const auto lost = static_cast<std::size_t>(std::ranges::count(ports, false, &Port::up));
+  return static_cast<std::uint8_t>(
+      std::min<std::size_t>(lost * whole_bandwidth / ports.size(), most_lost));
 }
 
 // The log line needs memory and comes last.

@@ -52,6 +52,7 @@ class EngineChannel final : public LinkChannel {
 
   // ---- with the engine's lock held ----
   void add_peer(Peer* peer);  // in rank order; null: this rank
+  using LinkChannel::set_nodes;
   // Registers the communicator with engine and journal; call after all add_peer() calls.
   void open();
   // Waits until everything sent is delivered, at most `limit`, and leaves the communicator.
@@ -92,12 +93,16 @@ class EngineChannel final : public LinkChannel {
   template <typename Body>
   Status run(const CallTag& tag, const Body& body) {
     R2CCL_TRY(enter(tag));
-    return conclude(guarded(body));
+    return conclude(guarded([&] {
+      prepare();
+      return body();
+    }));
   }
   // Returns an error once the program around wants the call to end, or call_timeout_s has passed.
   Status check_patience(TimeNs now);
   [[nodiscard]] bool ask_to_end(TimeNs now);
   Status enter(const CallTag& tag);
+  void prepare();
   Status conclude(Status status);
   [[nodiscard]] Peer* peer_of(int rank) const { return peers_[static_cast<std::size_t>(rank)]; }
 
@@ -123,10 +128,16 @@ class EngineChannel final : public LinkChannel {
   [[nodiscard]] std::string describe_rails(int peer) const override;
   void on_failed(ErrorCode code, const std::string& text) override;
   void on_other_site(const std::string& text) override;
+  [[nodiscard]] std::uint8_t loss_to_announce(const CallTag& tag) override;
+  template <typename Visit>
+  void each_rail_of_node(Visit visit) const;
+  [[nodiscard]] std::uint8_t measure_loss() const;
 
   Engine* const engine_;
   std::vector<Peer*> peers_;  // by rank; null: this rank
   std::vector<Peer*> others_;
+  Announcer announcer_;
+  TimeNs loss_measured_ = 0;
 
   // State of the current call:
   Collective noted_ = Collective::barrier;

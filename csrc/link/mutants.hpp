@@ -55,6 +55,9 @@ enum class Mutant : std::uint8_t {
   sent_while_read,            // a posted send ends while a rail may read its source
   room_not_repeated,          // ROOM is sent only once
   old_try_answered,           // a question about an older try leads to a further permission
+  share_border_off,           // a border of uneven shares is one byte off
+  bandwidths_not_adopted,     // a rank goes on using the bandwidths of an earlier call
+  bandwidths_damped,          // a rank adopts bandwidths only if its own node's has changed
 };
 inline constexpr std::array mutant_names{
     std::string_view("none"),
@@ -102,8 +105,11 @@ inline constexpr std::array mutant_names{
     std::string_view("sent_while_read"),
     std::string_view("room_not_repeated"),
     std::string_view("old_try_answered"),
+    std::string_view("share_border_off"),
+    std::string_view("bandwidths_not_adopted"),
+    std::string_view("bandwidths_damped"),
 };
-static_assert(mutant_names.size() == static_cast<std::size_t>(Mutant::old_try_answered) + 1);
+static_assert(mutant_names.size() == static_cast<std::size_t>(Mutant::bandwidths_damped) + 1);
 
 #if defined(R2CCL_MUTANTS)
 inline Mutant planted_mutant = Mutant::none;

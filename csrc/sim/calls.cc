@@ -39,6 +39,14 @@ Bytes input_of(const Call& call, int rank, std::size_t count) {
   return bytes;
 }
 
+// Returns the loss that a rank announces in the call: none in half of all calls, else often so much
+// that its share is empty.
+std::uint8_t lost_bandwidth(const Call& call, int rank) {
+  Random random(call.seed * 1'000'003 + static_cast<std::uint64_t>(rank) + 0xBA4D);
+  if (call.seed % 2 == 0 || random.below(3) != 0) return 0;
+  return static_cast<std::uint8_t>(1 + random.below(most_lost));
+}
+
 // Returns the reduction of `inputs`, which hold an input per rank.
 Bytes folded(const Call& call, const std::vector<Bytes>& inputs, const ReductionTree& tree) {
   Bytes out(inputs[0].size());
@@ -103,7 +111,8 @@ CallTag RankCall::tag() const {
           .root = static_cast<std::uint16_t>(call_.root),
           .collective = call_.collective,
           .dtype = call_.dtype,
-          .op = call_.op};
+          .op = call_.op,
+          .lost_bandwidth = lost_bandwidth(call_, rank_)};
 }
 
 std::vector<RankCall::Bytes> RankCall::inputs(std::size_t count) const {
@@ -176,7 +185,8 @@ Status RankCall::algorithm(const std::byte* in, std::byte* out) {
     case Collective::all_reduce:
       return all_reduce_ == Algorithm::one_shot
                  ? all_reduce_one_shot(channel_, in, out, call_.counts[0], reducer)
-                 : all_reduce_two_shot(channel_, in, out, call_.counts[0], reducer);
+                 : all_reduce_two_shot_uneven(channel_, in, out, call_.counts[0], reducer,
+                                              channel_.shares());
     case Collective::all_gather: return all_gatherv(channel_, in, out, call_.counts, call_.dtype);
     case Collective::gather:
       return r2ccl::gather(channel_, in, out, call_.counts, call_.dtype, call_.root);

@@ -55,6 +55,11 @@ void Connection::transmit(Side from) {
     sent += bytes;
     lane.free_at = std::max(lane.free_at, events_.now()) +
                    static_cast<TimeNs>(bytes) * delays_.ns_per_byte * path_.ports[from].slowdown;
+    if (Nic* const nic = path_.nics[from]; nic != nullptr) {
+      nic->sent_bytes += bytes;
+      lane.free_at = nic->sends_until =
+          std::max(nic->sends_until, events_.now()) + static_cast<TimeNs>(bytes) * nic->ns_per_byte;
+    }
     delay_lines_[from].send(std::move(segment), bytes,
                             lane.free_at + path_.latency(from, delays_, random_));
   }
@@ -74,6 +79,12 @@ TimeNs Connection::arrive(Side from, Segment& segment) {
       if (!silent_ && !path_.blocked(other(from))) break_end(from);
     });
     return 0;
+  }
+  if (Nic* const nic = path_.nics[to]; nic != nullptr && !segment.received) {
+    segment.received = true;
+    nic->receives_until = std::max(nic->receives_until, events_.now()) +
+                          static_cast<TimeNs>(segment.bytes.size()) * nic->ns_per_byte;
+    if (nic->receives_until > events_.now()) return nic->receives_until - events_.now();
   }
   Port& port = path_.ports[from];
   if (port.flips > 0 && segment.bytes.size() >= flipped_bytes) {

@@ -35,6 +35,7 @@ class Connection {
   struct Segment {
     std::vector<std::byte> bytes;
     bool reset = false;
+    bool received = false;  // the receiver's NIC has counted the segment
   };
   struct Lane {
     std::vector<std::byte> to_send;

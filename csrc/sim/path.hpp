@@ -59,10 +59,19 @@ struct Port {
   friend bool operator==(const Port&, const Port&) = default;
 };
 
+// A NIC shared by the connections of a rank to all peers on one rail.
+struct Nic {
+  TimeNs ns_per_byte = 0;
+  TimeNs sends_until = 0;
+  TimeNs receives_until = 0;
+  std::uint64_t sent_bytes = 0;
+};
+
 struct Path {
   std::array<Port, 2> ports{};
-  TimeNs disturbed_at = 0;  // last time a fault began, acted or ended
-  TimeNs acks_late_at = 0;  // last time a delay of acknowledgements began or ended
+  std::array<Nic*, 2> nics{};  // null: the path has a bandwidth of its own
+  TimeNs disturbed_at = 0;     // last time a fault began, acted or ended
+  TimeNs acks_late_at = 0;     // last time a delay of acknowledgements began or ended
 
   // Returns true while a fault with a duration is active, unlike a fault of single packets.  Late
   // acknowledgements do not count: they explain a suspicion, but no loss of the rail.

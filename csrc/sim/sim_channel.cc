@@ -1,5 +1,9 @@
 #include "sim/sim_channel.hpp"
 
+#include <cstdint>
+#include <numeric>
+#include <utility>
+
 #include "sim/link_end.hpp"
 #include "sim/world.hpp"
 
@@ -12,6 +16,9 @@ SimChannel::SimChannel(World& world, std::uint64_t communicator, std::vector<int
       members_(std::move(members)) {
   for (int peer = 0; peer < static_cast<int>(members_.size()); ++peer)
     add_member(peer == own ? nullptr : &end(peer).link);
+  std::vector<std::uint16_t> nodes(members_.size());  // each rank is a node
+  std::iota(nodes.begin(), nodes.end(), std::uint16_t{0});
+  set_nodes(std::move(nodes));
   world.add_channel(*this);
 }
 
@@ -27,6 +34,7 @@ Memory& SimChannel::memory_to(int peer) const {
 
 Status SimChannel::call(const CallTag& tag, const std::function<Status()>& body) {
   R2CCL_TRY(begin_call(tag));
+  exchange_bandwidths();
   return end_call(body());
 }
 

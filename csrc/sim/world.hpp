@@ -57,6 +57,9 @@ class World {
     TimeNs tick_ns = 1 * ns_per_ms;
     TimeNs handshake_timeout_ns = Config().handshake_timeout_ms * ns_per_ms;
     TimeNs link_timeout_ns = static_cast<TimeNs>(Config().link_timeout_s * 1e9);
+    // Time per byte of a NIC that a rank's TCP connections to all peers share, in each direction.
+    // 0: each pair of ranks has a bandwidth of its own, see Delays.
+    TimeNs nic_ns_per_byte = 0;
     TimeNs fence_ns = 10'000;  // usual time of a queue pair's fence
     std::uint64_t seed = 1;
   };
@@ -173,6 +176,8 @@ class World {
   [[nodiscard]] Random& random() { return random_; }
   [[nodiscard]] Shadow& shadow() { return shadow_; }
   [[nodiscard]] const Counters& counters() const { return counters_; }
+  // Returns the bytes that a rank's shared NICs have sent, headers included; see nic_ns_per_byte.
+  [[nodiscard]] std::uint64_t sent_bytes(int rank) const;
 
  private:
   // A path, and all connections and queue pairs ever opened over the path.
@@ -210,6 +215,7 @@ class World {
     for (int peer = 0; peer < options_.ranks; ++peer)
       if (peer != rank) visit(peer);
   }
+  void share_nics();
   void retry(PathHistory& over);
   void schedule_tick(int rank);
   void resume_ready();
@@ -230,6 +236,7 @@ class World {
   std::map<Shadow::Stream, std::uint64_t> returned_;  // messages with memory returned to the caller
   std::map<Shadow::Stream, std::set<std::uint64_t>> sources_returned_;  // posted messages
   std::deque<PathHistory> histories_;  // by lower rank, higher rank, rail
+  std::deque<Nic> nics_;               // by rank and rail, if shared
   std::vector<Rank> ranks_;
   std::deque<Thread> threads_;
   Thread* running_ = nullptr;

@@ -124,6 +124,51 @@ TEST_P(Collectives, AllReduce) {
   }
 }
 
+// Losses of the ranks, each a node: a few, one whole, almost all.
+std::vector<std::vector<std::uint8_t>> losses(std::size_t ranks, std::mt19937_64& random) {
+  std::vector<std::vector<std::uint8_t>> all(4, std::vector<std::uint8_t>(ranks));
+  all[0].back() = 2;
+  all[1].front() = most_lost;
+  all[2].assign(ranks, most_lost);
+  all[2][random() % ranks] = 0;
+  for (std::uint8_t& lost : all[3]) lost = static_cast<std::uint8_t>(random() % (most_lost + 1));
+  return all;
+}
+
+// Uneven shares change no bit: small inputs, inputs of any number of blocks, empty shares.
+TEST_P(Collectives, AllReduceWithUnevenShares) {
+  const std::size_t smallest = ranks * std::max(world.segment_bytes() / 2, Shares::border);
+  for (const auto& lost : losses(ranks, random)) {
+    const auto weights = share_weights(lost);
+    const Shares shares = weights.empty() ? Shares() : Shares(weights);
+    for (const std::size_t bytes : {std::size_t{0}, smallest, 4 * smallest, 5 * smallest + 72,
+                                    11 * smallest + 8, 40 * smallest + 1000}) {
+      const Kind kind = kinds[random() % std::size(kinds)];
+      const std::size_t count = bytes / size_of(kind.dtype);
+      const ReductionTree tree = trees()[random() % 4];
+      const auto in = inputs(kind.dtype, count);
+      const Bytes expected = naive::reduce(kind.dtype, kind.op, in, tree, count);
+      const Reducer reducer{kind.dtype, kind.op, tree, best_simd()};
+      world.run([&](int rank) {
+        Bytes own = in[static_cast<std::size_t>(rank)];
+        Bytes out(own.size(), junk);
+        call(rank, [&](Channel& channel) {
+          return all_reduce_two_shot_uneven(channel, own.data(), out.data(), count, reducer,
+                                            shares);
+        });
+        EXPECT_EQ(out, expected) << name_of(kind.dtype) << ' ' << count;
+        EXPECT_EQ(own, in[static_cast<std::size_t>(rank)]) << "the input was written";
+        call(rank, [&](Channel& channel) {
+          return all_reduce_two_shot_uneven(channel, own.data(), own.data(), count, reducer,
+                                            shares);
+        });
+        EXPECT_EQ(own, expected) << "in place " << name_of(kind.dtype) << ' ' << count;
+        std::ranges::fill(own, junk);
+      });
+    }
+  }
+}
+
 TEST_P(Collectives, AllGatherV) {
   constexpr DType element_type = DType::i32;
   for (const Counts& counts :
@@ -366,6 +411,11 @@ const std::vector<NamedCall>& every_call() {
                       std::size_t n) { return all_reduce_one_shot(c, in, out, n, reducer()); }},
       {"two_shot", [](Channel& c, std::byte* in, std::byte* out,
                       std::size_t n) { return all_reduce_two_shot(c, in, out, n, reducer()); }},
+      {"two_shot with uneven shares",
+       [](Channel& c, std::byte* in, std::byte* out, std::size_t n) {
+         const Shares shares(std::array<std::uint32_t, 4>{0, 1, 2, 2});
+         return all_reduce_two_shot_uneven(c, in, out, n, reducer(), shares);
+       }},
       {"all_gatherv",
        [](Channel& c, std::byte* in, std::byte* out, std::size_t n) {
          return all_gatherv(c, in, out, Counts(4, n / 4), DType::u8);
@@ -401,14 +451,15 @@ const std::vector<NamedCall>& every_call() {
 TEST(CollectiveErrors, EndTheCallAtOnce) {
   for (const NamedCall& call : every_call()) {
     for (const bool in_place : {false, true}) {
-      Bytes in(600), out(600);
+      constexpr std::size_t bytes = 1200;  // enough for uneven shares
+      Bytes in(bytes), out(bytes);
       std::byte* const to = in_place ? in.data() : out.data();
       ScriptedChannel undisturbed(-1);
-      ASSERT_TRUE(call.run(undisturbed, in.data(), to, 600).ok()) << call.name;
+      ASSERT_TRUE(call.run(undisturbed, in.data(), to, bytes).ok()) << call.name;
       ASSERT_GT(undisturbed.operations, 1);
       for (int fail_at = 0; fail_at < undisturbed.operations; ++fail_at) {
         ScriptedChannel channel(fail_at);
-        const Status status = call.run(channel, in.data(), to, 600);
+        const Status status = call.run(channel, in.data(), to, bytes);
         EXPECT_EQ(status.code(), ErrorCode::peer_lost) << call.name << ' ' << fail_at;
         EXPECT_EQ(channel.operations, fail_at + 1) << call.name << " went on";
       }

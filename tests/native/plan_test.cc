@@ -1,11 +1,13 @@
-// Cost model: its arithmetic and its choices.
+// Cost model: its arithmetic and its choices.  Blocks of a two-shot all-reduce.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <limits>
 #include <numeric>
 #include <vector>
 
+#include "plan/blocks.hpp"
 #include "plan/cost_model.hpp"
 
 namespace r2ccl {
@@ -84,6 +86,24 @@ TEST(CostModel, DoesNotOverflow) {
     EXPECT_GT(one_shot_ps(huge, nodes, slow), one_shot_ps(1u << 30, nodes, slow));
     EXPECT_GT(two_shot_ps(huge, nodes, slow), two_shot_ps(1u << 30, nodes, slow));
     EXPECT_EQ(choose_all_reduce(huge, nodes, slow), Algorithm::two_shot);
+  }
+}
+
+TEST(Blocks, OfEvenSharesHaveTwoSegmentsOrSharesOfAQuarter) {
+  EXPECT_EQ(even_block_bytes(2, 1U << 20), 2U << 20);
+  EXPECT_EQ(even_block_bytes(3, 1U << 20), 3 * 699'072U);  // the next multiple of 64
+  EXPECT_EQ(even_block_bytes(16, 1U << 20), 4U << 20);
+}
+
+TEST(Blocks, OfUnevenSharesAreFourTo32OrNone) {
+  for (const std::size_t ranks : {3, 4, 16}) {
+    for (const std::size_t segment : {64U, 4096U, 1U << 20}) {
+      const std::size_t least = ranks * std::max<std::size_t>(segment / 2, 64);
+      EXPECT_EQ(overlapped_blocks(4 * least - 1, ranks, segment), 0U);
+      EXPECT_EQ(overlapped_blocks(4 * least, ranks, segment), 4U);
+      EXPECT_EQ(overlapped_blocks(12 * least + 1, ranks, segment), 12U);
+      EXPECT_EQ(overlapped_blocks(std::size_t{1} << 40, ranks, segment), 32U);
+    }
   }
 }
 

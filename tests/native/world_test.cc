@@ -3,7 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
+#include <memory>
+#include <vector>
 
 #include "collectives/collectives.hpp"
 #include "sim/fiber.hpp"
@@ -300,6 +304,74 @@ TEST(World, DifferentCallsAreAnErrorOnBothRanks) {
       },
       10 * second));
   for (const Status& each : status) EXPECT_EQ(each.code(), ErrorCode::order_mismatch);
+}
+
+TEST(World, DifferentBandwidthsInUseAreAnErrorOnBothRanks) {
+  World world(small(2, 1));
+  std::array<Status, 2> status;
+  SimChannel first(world, 7, {0, 1}, 0);
+  SimChannel second_channel(world, 7, {0, 1}, 1);
+  EXPECT_TRUE(world.run(
+      [&](int rank) {
+        SimChannel& channel = rank == 0 ? first : second_channel;
+        CallTag tag = tag_of(0);
+        // The losses announced may differ, the losses in use may not.
+        tag.lost_bandwidth = static_cast<std::uint8_t>(rank);
+        for (const int differs : {0, 1}) {
+          tag.bandwidth_hash = static_cast<std::uint16_t>(differs * rank);
+          Status& end = status[static_cast<std::size_t>(rank)];
+          EXPECT_TRUE(end.ok()) << end.message();
+          std::array<std::byte, 4> in{};
+          std::array<std::byte, 8> out{};
+          end = channel.call(tag, [&] {
+            return all_gatherv(channel, in.data(), out.data(), std::array<std::size_t, 2>{1, 1},
+                               DType::f32);
+          });
+        }
+      },
+      10 * second));
+  for (const Status& each : status) {
+    EXPECT_EQ(each.code(), ErrorCode::order_mismatch);
+    EXPECT_NE(each.message().find("different bandwidths of the nodes"), std::string::npos)
+        << each.message();
+  }
+}
+
+// Each rank announces another loss in each call; all ranks use the losses of the call before.
+TEST(World, AllRanksUseTheBandwidthsAnnouncedInTheCallBefore) {
+  World::Options options = small(3, 2);
+  options.link.shape.slot_bytes = 4096;
+  options.link.shape.chunk_bytes = 1024;
+  World world(options);
+  std::vector<std::unique_ptr<SimChannel>> channels;
+  for (int rank = 0; rank < 3; ++rank)
+    channels.push_back(std::make_unique<SimChannel>(world, 7, std::vector{0, 1, 2}, rank));
+  constexpr std::size_t count = 40'000;
+  const auto lost = [](std::uint32_t call, int rank) {
+    return static_cast<std::uint8_t>((call * 5 + static_cast<std::uint32_t>(rank) * 3) % 16);
+  };
+  EXPECT_TRUE(world.run(
+      [&](int rank) {
+        SimChannel& channel = *channels[static_cast<std::size_t>(rank)];
+        const ReductionTree tree = ReductionTree::from_nodes(std::array{0, 1, 2});
+        const Reducer reducer{DType::i32, ReduceOp::sum, tree, Simd::portable};
+        for (std::uint32_t call = 0; call < 6; ++call) {
+          CallTag tag = tag_of(call);
+          tag.lost_bandwidth = lost(call, rank);
+          std::vector<std::int32_t> data(count, rank + 1);
+          auto* bytes = reinterpret_cast<std::byte*>(data.data());
+          const Status status = channel.call(tag, [&] {
+            EXPECT_EQ(channel.shares().even(), call == 0);
+            return all_reduce_two_shot_uneven(channel, bytes, bytes, data.size(), reducer,
+                                              channel.shares());
+          });
+          EXPECT_TRUE(status.ok()) << status.message();
+          EXPECT_TRUE(std::ranges::all_of(data, [](std::int32_t sum) { return sum == 6; }));
+          EXPECT_EQ(channel.lost_bandwidths(),
+                    (std::vector<std::uint8_t>{lost(call, 0), lost(call, 1), lost(call, 2)}));
+        }
+      },
+      60 * second));
 }
 
 TEST(World, LosingAllRailsOfOneLinkForLongIsAnErrorOnEveryRank) {

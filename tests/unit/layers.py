@@ -14,7 +14,7 @@ CSRC: dict[str, tuple[str, ...]] = {
     "plan": ("base",),
     "link": ("base",),
     "rails": ("base", "drivers", "link"),
-    "collectives": ("base", "link", "rails"),
+    "collectives": ("base", "plan", "link", "rails"),
     "connect": ("base", "drivers", "link", "rails"),
     "engine": (
         "base",

@@ -15,6 +15,7 @@ void register_config(nb::module_& module);
 void register_engine(nb::module_& module);
 void register_communicator(nb::module_& module);
 void register_device(nb::module_& module);
+void register_plan(nb::module_& module);
 void register_relay(nb::module_& module);
 void register_simulator(nb::module_& module);
 

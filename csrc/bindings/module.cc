@@ -28,6 +28,7 @@ NB_MODULE(_core, module) {
   register_engine(module);
   register_communicator(module);
   register_device(module);
+  register_plan(module);
   register_relay(module);
   register_simulator(module);
 }

@@ -17,7 +17,7 @@ constexpr unsigned rounds_per_check = 16;
 constexpr TimeNs check_interval_ns = 100'000;
 // A yield of at least this duration has run another thread.
 constexpr TimeNs switched_ns = 3000;
-// Interval between two looks at the states of all rails.
+// Interval between two looks at the states of all rails.  A stall ends the interval.
 constexpr TimeNs loss_interval_ns = 10 * ns_per_ms;
 
 // Time in which a polling thread did not run, as its own rounds show.
@@ -118,6 +118,7 @@ Status EngineChannel::conclude(Status status) {
                               .value = static_cast<std::uint64_t>(stalled_),
                               .detail = call_bytes_});
     engine_->stalled_ns_ += static_cast<std::uint64_t>(stalled_);
+    loss_measured_ = 0;  // the next call looks at the rails again
   }
   return end_call(std::move(status));
 }

@@ -102,6 +102,7 @@ class EngineChannel final : public LinkChannel {
   Status check_patience(TimeNs now);
   [[nodiscard]] bool ask_to_end(TimeNs now);
   Status enter(const CallTag& tag);
+  // Exchanges the losses of bandwidth; throws if memory runs out.
   void prepare();
   Status conclude(Status status);
   [[nodiscard]] Peer* peer_of(int rank) const { return peers_[static_cast<std::size_t>(rank)]; }
@@ -137,7 +138,7 @@ class EngineChannel final : public LinkChannel {
   std::vector<Peer*> peers_;  // by rank; null: this rank
   std::vector<Peer*> others_;
   Announcer announcer_;
-  TimeNs loss_measured_ = 0;
+  TimeNs loss_measured_ = 0;  // time of the last look at the states of all rails
 
   // State of the current call:
   Collective noted_ = Collective::barrier;

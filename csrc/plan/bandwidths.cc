@@ -6,8 +6,8 @@
 namespace r2ccl {
 namespace {
 
-// CRC-16 (polynomial 0x1021, initial value 0): detects every change within 16 adjacent bits, and is
-// 0 for zeros alone.
+// CRC-16 (polynomial 0x1021, initial value 0): detects every change of a node or of two adjacent
+// nodes, and is 0 if no node has a loss.
 std::uint16_t hash_of(std::span<const std::uint8_t> lost) {
   unsigned crc = 0;
   for (const std::uint8_t each : lost) {

@@ -7,8 +7,9 @@
 namespace r2ccl {
 namespace {
 
-// In the flow model, the time is that of endless blocks times about 1 + c/blocks, with c from 0.6
-// to 1.  With fewer blocks, this estimate leaves little gain over even shares.
+// In the flow model, the time is the time of endless blocks times 1 + c/blocks.  For one slow node,
+// c is from 0.6 to 1; for several slow nodes, c was up to 5.  With fewer blocks, this estimate
+// leaves little gain over even shares.
 constexpr std::size_t least_blocks = 4;
 constexpr std::size_t most_blocks = 32;
 

@@ -55,6 +55,9 @@ SUBCOMMANDS = {
     "nccl": LazyCommand(
         "r2serve.cli.nccl", "Run a command with NCCL over the network plugin (preview)."
     ),
+    "plan": LazyCommand(
+        "r2serve.cli.plan", "Explain an all-reduce while rails are lost, and predict its time."
+    ),
     "rails": LazyCommand(
         "r2serve.observe.live", "Show the rails of this node's workers.", attribute="rails"
     ),

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "collectives/collectives.hpp"
+#include "flow/all_reduce.hpp"
+#include "plan/blocks.hpp"
 #include "plan/shares.hpp"
 #include "sim/sim_channel.hpp"
 #include "sim/world.hpp"
@@ -20,6 +22,7 @@ namespace {
 constexpr TimeNs second = 1000 * ns_per_ms;
 // All rails of a node together carry a byte in this time.
 constexpr TimeNs node_ns_per_byte = 25;
+constexpr TimeNs latency_ns = 5'000;
 
 struct Case {
   int nodes;
@@ -44,6 +47,21 @@ struct Case {
   [[nodiscard]] double form(bool even) const {
     return static_cast<double>(exchange_time(weights(even), lost())) / (1 << 20) *
            static_cast<double>(bytes * node_ns_per_byte);
+  }
+  // Returns the time of the flow model with the same blocks, for optimal shares.
+  [[nodiscard]] double flow() const {
+    flow::AllReduce call{
+        .node_bytes_per_s =
+            std::vector<double>(static_cast<std::size_t>(nodes), 1.0 / node_ns_per_byte),
+        .latency_s = latency_ns,
+        .bytes = static_cast<double>(bytes),
+        .weights = weights(/*even=*/false),
+        .blocks = overlapped_blocks(bytes, static_cast<std::size_t>(nodes), slot_bytes),
+        .overlapped = true};
+    call.node_bytes_per_s[0] *= static_cast<double>(rails - lost_rails) / rails;
+    auto time = flow::time_of(call);  // bytes/ns in, ns out
+    EXPECT_TRUE(time.ok());
+    return time.ok() ? time.value() : 0;
   }
   // Returns the bytes that a node sends with optimal shares.
   [[nodiscard]] double sent(int node) const {
@@ -95,7 +113,7 @@ class Job {
     options.ranks = of.nodes;
     options.rails.assign(static_cast<std::size_t>(of.rails), RailKind::tcp);
     options.nic_ns_per_byte = node_ns_per_byte * of.rails;
-    options.delays.latency_ns = 5'000;
+    options.delays.latency_ns = latency_ns;
     options.delays.jitter_ns = 1'000;
     options.link.shape.slot_bytes = of.slot_bytes;
     return options;
@@ -138,10 +156,12 @@ TEST_P(LostBandwidth, CostsLessWithUnevenShares) {
   std::cout << of.nodes << " nodes, " << of.lost_rails << '/' << of.rails << " rails lost, "
             << (of.bytes >> 20) << " MiB: even " << even / of.ideal() << " (form "
             << of.form(true) / of.ideal() << "), uneven " << uneven / of.ideal() << " (form "
-            << of.form(false) / of.ideal() << ")\n";
+            << of.form(false) / of.ideal() << ", flows " << of.flow() / of.ideal() << ")\n";
   for (int node = 0; node < of.nodes; ++node)
     EXPECT_NEAR(job.sent(node), of.sent(node), 0.02 * of.sent(node)) << "node " << node;
   EXPECT_LE(uneven, 1.01 * even);
+  EXPECT_LE(uneven, 1.2 * of.form(false));
+  EXPECT_NEAR(uneven, of.flow(), 0.1 * of.flow());
   // At least half of the gain that the form promises from a quarter on.
   if (4 * of.lost_rails >= of.rails) {
     EXPECT_LE(uneven, even - (of.form(true) - of.form(false)) / 2);

@@ -96,7 +96,7 @@ TEST(Blocks, OfEvenSharesHaveTwoSegmentsOrSharesOfAQuarter) {
 }
 
 TEST(Blocks, OfUnevenSharesAreFourTo32OrNone) {
-  for (const std::size_t ranks : {3, 4, 16}) {
+  for (const std::size_t ranks : {3U, 4U, 16U}) {
     for (const std::size_t segment : {64U, 4096U, 1U << 20}) {
       const std::size_t least = ranks * std::max<std::size_t>(segment / 2, 64);
       EXPECT_EQ(overlapped_blocks(4 * least - 1, ranks, segment), 0U);

@@ -80,7 +80,7 @@ TEST(ShareWeights, ReachTheTimesOfTheClosedForm) {
 
 TEST(ShareWeights, AreOptimalForAnyLosses) {
   std::mt19937_64 random(1);
-  for (const std::size_t nodes : {3, 4, 5, 8, 17, 64, 256}) {
+  for (const std::size_t nodes : {3U, 4U, 5U, 8U, 17U, 64U, 256U}) {
     for (int round = 0; round < 300; ++round) {
       const Lost lost = random_losses(nodes, random);
       const Weights weights = share_weights(lost);

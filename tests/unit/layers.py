@@ -11,6 +11,7 @@ CSRC: dict[str, tuple[str, ...]] = {
     "base": (),
     "journal": ("base",),
     "drivers": ("base",),
+    "flow": ("base",),
     "plan": ("base",),
     "link": ("base",),
     "rails": ("base", "drivers", "link"),
@@ -31,7 +32,18 @@ CSRC: dict[str, tuple[str, ...]] = {
     "relay": ("base", "drivers", "engine", "streams"),
     "netplugin": ("base", "drivers", "link", "connect", "engine"),
     "sim": ("base", "plan", "link", "rails", "collectives", "connect", "device", "streams"),
-    "bindings": ("base", "drivers", "link", "connect", "engine", "device", "relay", "sim"),
+    "bindings": (
+        "base",
+        "drivers",
+        "flow",
+        "plan",
+        "link",
+        "connect",
+        "engine",
+        "device",
+        "relay",
+        "sim",
+    ),
 }
 
 # Folders and modules of r2serve/. bench/ and kernels/ are imported as r2serve.bench and
@@ -52,6 +64,7 @@ R2SERVE: dict[str, tuple[str, ...]] = {
     "option": ("cpus", "errors"),
     "rendezvous": ("_core", "errors"),
     "store_meeting": ("errors",),
+    "plan": ("_core", "errors"),
     "sim": ("_core",),
     "sites": ("_core",),
     "tensors": ("errors",),
@@ -145,7 +158,7 @@ R2SERVE: dict[str, tuple[str, ...]] = {
         "engines/torch",
         "r2serve",
     ),
-    "cli": ("errors", "option", "config", "ports", "topo"),
+    "cli": ("errors", "option", "config", "plan", "ports", "topo"),
     "bench": ("bench/collectives", "bench/observers", "cli"),
     "demo": ("lab", "observe", "lab/serving", "cli"),
     "bench/serve": (

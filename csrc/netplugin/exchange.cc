@@ -212,9 +212,9 @@ void Exchange::tell_exhausted() {
   const int error = errno;
   if (error != EMFILE && error != ENFILE && error != ENOBUFS && error != ENOMEM) return;
   if (std::exchange(exhausted_, true)) return;
-  engine_->log().add(LogLevel::error,
-                     error_text("accept", error) +
-                         "; peers cannot connect until descriptors or memory are free");
+  engine_->log().add(
+      LogLevel::error,
+      error_text("accept", error) + "; peers cannot connect until descriptors or memory are free");
 }
 
 // Returns false once the arrival has ended.
@@ -226,8 +226,8 @@ bool Exchange::advance(Arrival& arrival, TimeNs now) {
       const bool over =
           !open || (end.state() != ExchangeState::in_progress && end.output().empty());
       if (over && end.state() == ExchangeState::failed)
-        engine_->log().add(LogLevel::warning, "dropped an exchange with " +
-                                                  arrival.remote.text() + ": " + end.why());
+        engine_->log().add(LogLevel::warning,
+                           "dropped an exchange with " + arrival.remote.text() + ": " + end.why());
       return !over && now < arrival.deadline;
     }
     answer(arrival);

@@ -518,8 +518,8 @@ void play_ring_under(const std::string& fault, int rounds) {
       }
     }
     if (rank.rank == 0 && fault == "carrier_loss")
-      R2CCL_RANK_CHECK(
-          testing::eventually([] { return testing::counted_lines >= nics; }, "a line of each rail"));
+      R2CCL_RANK_CHECK(testing::eventually([] { return testing::counted_lines >= nics; },
+                                           "a line of each rail"));
     rank.barrier();
     for (const Rank::Ends& each : ends) close(rank, each);
   }));
@@ -554,12 +554,11 @@ TEST(NetPlayer, AnIgnoredErrorEndsTheProcess) {
 }
 
 TEST(NetPlayer, PeersLearnAtOnceOfAProcessThatEndsByAnIgnoredError) {
-  const Player player{.ranks = 2,
-                      .environment = {{"R2CCL_LINK_TIMEOUT_S", "20"}},
-                      .status = 70,
-                      .before = [](int rank) {
-                        ::setenv("R2CCL_NCCL_EXIT_S", rank == 0 ? "0.1" : "0", 1);
-                      }};
+  const Player player{
+      .ranks = 2,
+      .environment = {{"R2CCL_LINK_TIMEOUT_S", "20"}},
+      .status = 70,
+      .before = [](int rank) { ::setenv("R2CCL_NCCL_EXIT_S", rank == 0 ? "0.1" : "0", 1); }};
   EXPECT_TRUE(player.play([](Rank& rank) {
     const Rank::Ends ignored = rank.ring(0);
     const Rank::Ends other = rank.ring(1);

@@ -32,8 +32,8 @@ int stranger_to(const Rank::Handle& handle) {
   const sockaddr_in address = loopback(static_cast<std::uint16_t>(
       std::to_integer<unsigned>(handle[port]) | std::to_integer<unsigned>(handle[port + 1]) << 8U));
   const int made = ::socket(AF_INET, SOCK_STREAM, 0);
-  R2CCL_RANK_CHECK(
-      ::connect(made, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
+  R2CCL_RANK_CHECK(::connect(made, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) ==
+                   0);
   return made;
 }
 

@@ -340,7 +340,7 @@ TEST(Engine, AClosedEngineTakesNoPeer) {
 }
 
 TEST(Engine, AWaitForAClosedEndOfAConnectionIsAnError) {
-  Job job({.ranks = 2, .rails = 2, .posted = true});
+  Job job({.ranks = 2, .rails = 2, .posted = true, .config = {}});
   const auto open_both = [&](ConnectionId id) {
     return std::pair(PostedSender::open(job.engines[0], job.engines[1]->process(), id),
                      PostedReceiver::open(job.engines[1], job.engines[0]->process(), id));

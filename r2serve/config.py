@@ -325,7 +325,7 @@ class Config:
         cpus=True,
     )
 
-    # NCCL.
+    # NCCL and GPUs.
     nccl_exit_s: float = option(
         30.0,
         "Network plugin for NCCL: time from an error of a connection to the process's end, with "
@@ -334,8 +334,6 @@ class Config:
         low=0.0,
         high=3600.0,
     )
-
-    # GPUs.
     cuda_library: str = option(
         "libcuda.so.1",
         "CUDA driver library: a file, or a name that the loader finds. Loaded at first use",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from r2serve import rendezvous
 from r2serve.config import Config
-from r2serve.errors import ConfigError, R2cclError, StartupTimeoutError
+from r2serve.errors import StartupTimeoutError
 from r2serve.option import show
 from r2serve.ports.host_address import owner_of
 from r2serve.ports.identity import number_nodes
@@ -133,10 +133,10 @@ def _add_peers(
     wires: frozenset[Wire] = frozenset()
     if asked:  # on every rank or on none
         own: list[Wire] = []
-        failure: OSError | None = None
+        failure: Exception | None = None
         try:
             own = process.find_wires([each for each in asked if each.asking == rank])
-        except OSError as error:  # no socket for a probe
+        except Exception as error:  # noqa: BLE001  no socket for a probe, for example
             failure = error
         answers = exchange({"wires": own})
         if failure is not None:
@@ -147,7 +147,7 @@ def _add_peers(
             if other != rank:
                 process.add_peer(info, f"rank {other}", nodes[rank], wires)
         process.tell_unpaired(infos, wires)
-    except (R2cclError, ConfigError) as error:
+    except Exception as error:  # noqa: BLE001  told to all ranks, and raised by agree()
         return error
     return None
 
@@ -157,10 +157,10 @@ def _connect(exchange: Exchange, process: Process, peers: list[int]) -> None:
 
     The final exchange keeps a fast rank from closing its links before a slow rank sees rails up.
     """
-    failure = None
+    failure: Exception | None = None
     try:
         process.engine.connect(peers, process.config.connect_timeout_s)
-    except R2cclError as error:
+    except Exception as error:  # noqa: BLE001  told to all ranks
         failure = error
     outcomes = exchange({"failed": None if failure is None else str(failure)})
     if failure is not None:

@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed import DistError  # type: ignore[attr-defined]
+
 from r2serve.errors import StartupTimeoutError
 
 if TYPE_CHECKING:
@@ -43,8 +45,8 @@ class StoreMeeting:
         """Returns when all ranks have met.
 
         Raises:
-            StartupTimeoutError: a rank did not come in time, or has begun another start.
-            RuntimeError: the store is gone.
+            StartupTimeoutError: a rank did not come in time, has begun another start, or the store
+                is gone.
         """
         self._store = store
         self._name = name
@@ -53,15 +55,29 @@ class StoreMeeting:
         self._token = secrets.token_hex(8)
         self._round = 0
         self._meeting = ""
-        self._meeting = self._lead() if rank == 0 else self._follow()
+        with self._store_lives():
+            self._meeting = self._lead() if rank == 0 else self._follow()
 
     def __call__(self, own: dict[str, Any]) -> list[dict[str, Any]]:
         """Returns the values of all ranks in rank order."""
         keys = [self._key(self._round, rank) for rank in range(self._ranks)]
-        self._store.set(keys[self._rank], json.dumps(own))
-        self._await(keys, f"round {self._round} did not end", self._is_over)
-        self._round += 1
-        return [json.loads(self._store.get(key)) for key in keys]
+        with self._store_lives():
+            self._store.set(keys[self._rank], json.dumps(own))
+            self._await(keys, f"round {self._round} did not end", self._is_over)
+            self._round += 1
+            return [json.loads(self._store.get(key)) for key in keys]
+
+    @contextlib.contextmanager
+    def _store_lives(self) -> Iterator[None]:
+        """Names the rank of the store where the store ends: a bare error of a socket helps none."""
+        try:
+            yield
+        except DistError as error:
+            raise StartupTimeoutError(
+                f"communicator {self._name!r}, rank {self._rank}: the store of the start is gone "
+                f"({str(error).splitlines()[0]}): the process of its host, usually rank 0, has "
+                "ended; its log has the reason"
+            ) from error
 
     def outlive(self, at_most_s: float) -> None:
         """Keeps rank 0's store alive until every other rank has finished its reads.

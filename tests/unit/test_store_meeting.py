@@ -47,6 +47,19 @@ class Client:
         return counted
 
 
+def test_a_store_that_is_gone_is_named() -> None:
+    """A rank gets an error of the start, not a bare error of a socket."""
+
+    class Gone:
+        timeout = timedelta(seconds=LONG_S)
+
+        def check(self, _: list[str]) -> bool:
+            raise torch.distributed.DistNetworkError("Connection reset by peer")
+
+    with pytest.raises(StartupTimeoutError, match=r"rank 1: the store .* gone \(Connection reset"):
+        StoreMeeting(Gone(), "x", 1, 2)  # type: ignore[arg-type]
+
+
 def start(client: Client, rank: int, ranks: int, rounds: int = 2) -> list[Values]:
     """Meets, and exchanges values that name rank and round."""
     meeting = StoreMeeting(client, "x", rank, ranks)  # type: ignore[arg-type]

@@ -24,7 +24,8 @@ from r2serve.ports import nearness, same_network
 from r2serve.ports.choice import Port, select_ports
 from r2serve.ports.identity import node_identity
 from r2serve.ports.info import PortInfo, ProcessInfo, pair_secret, read_key
-from r2serve.ports.pairing import lonely_ports, rails_between
+from r2serve.ports.listening import PortListeners
+from r2serve.ports.pairing import lonely_ports, no_data_rail, rails_between
 from r2serve.ports.rdma import Carrier, carrier_of, list_ports
 from r2serve.ports.telling import tell
 from r2serve.ports.wires import Question, Wire, ask
@@ -163,15 +164,17 @@ class Process:
         unix_name = f"r2ccl-{number}-{secrets.token_hex(8)}"
         self.engine.listen("shm", "", unix_name)
         self._gpu = nearness.gpu_of_thread(config.cuda_library)
+        ports = self._listen_on_ports()
         self.info = ProcessInfo(
             process=number,
             secret=secrets.token_bytes(32),
             node=node_identity(config.node, self.rank_hint),
             host=socket.gethostname(),
-            ports=self._listen_on_ports(),
-            control=self._listen_for_control(),
+            ports=ports,
+            control=self._listen_for_control(ports),
             unix_name=unix_name,
             gpu=nearness.index_of(self._gpu),
+            unused=self._unused,
         )
         # From here on nothing raises, so that threads and sockets have an owner.
         self.unobserved: Unobserved | None = None
@@ -204,34 +207,23 @@ class Process:
 
     def _listen_on_ports(self) -> tuple[PortInfo, ...]:
         choice = select_ports(
-            self.config.rails, self.config.management, self.management_address, list_ports()
+            self.config.rails,
+            self.config.management,
+            self.management_address,
+            list_ports(),
+            self.config.fallback and self._has_control_address(),
         )
         tell(choice)
+        self._unused = tuple(f"{each.device} ({each.why})" for each in choice.left_out)
         networks = [(port.device, each.network) for port in choice.ports for each in port.addresses]
         for text in same_network.problems(networks):
             _LOG.warning("%s", text)
         self._rail_addresses = {each.address for port in choice.ports for each in port.addresses}
         self._wires: set[Wire] = set()
         self._asked: set[Wire] = set()
-        infos = []
-        for port in choice.ports:
-            info = PortInfo.of(port, carriers := self._carriers_of(port))
-            numbers = [self.engine.listen("tcp", info.device, info.address)]
-            infos.append(
-                PortInfo.of(port, carriers, numbers + self._listen_further(port), self._gpu)
-            )
-        return tuple(infos)
-
-    def _listen_further(self, port: Port) -> list[int | None]:
-        """Listens on the further addresses of a port; None: an address allows no listener."""
-        numbers: list[int | None] = []
-        for each in port.others:
-            try:
-                numbers.append(self.engine.listen("tcp", port.device, each.address))
-            except R2cclError as error:  # an IPv6 address without duplicate detection so far
-                _LOG.debug("no rail to %s of %s: %s", each.address, port.device, error)
-                numbers.append(None)
-        return numbers
+        may_wait = self.config.rdma != "require"
+        listening = PortListeners(self.engine.listen, self._carriers_of, may_wait, self._gpu)
+        return (*listening.open(choice.ports), *listening.open_later(choice.later))
 
     def _carriers_of(self, port: Port) -> list[Carrier]:
         """Chooses the transport of this port's rails for each address: verbs or TCP.
@@ -255,12 +247,23 @@ class Process:
             _LOG.warning("rails of %s use TCP instead of verbs: %s", where, why)
         return carriers
 
-    def _listen_for_control(self) -> PortInfo | None:
+    def _listen_for_control(self, ports: Sequence[PortInfo]) -> PortInfo | None:
         """Listens on the management NIC: for control frames, and for data without other rails."""
         address = self.management_address
-        if address is None or address in self._rail_addresses or address.startswith("127."):
+        if address is None or address in self._rail_addresses or not self._has_control_address():
             return None
-        return PortInfo("", address, self.engine.listen("control", "", address))
+        try:
+            number = self.engine.listen("control", "", address)
+        except R2cclError as error:
+            if not any(not port.waits for port in ports):
+                raise
+            _LOG.warning("no control rail over %s: %s", address, error)
+            return None
+        return PortInfo("", address, number)
+
+    def _has_control_address(self) -> bool:
+        address = self.management_address
+        return address is not None and not address.startswith("127.")
 
     def find_wires(self, questions: Sequence[Question]) -> list[Wire]:
         """Probes the wires between ports that addresses do not tell apart, each wire once."""
@@ -293,7 +296,21 @@ class Process:
             )
         if not self.engine.has_peer(peer.process):
             required = self.config.rdma == "require"
-            rails = rails_between(self.info, peer, own_node, require_verbs=required, wires=wires)
+            rails = rails_between(
+                self.info,
+                peer,
+                own_node,
+                require_verbs=required,
+                wires=wires,
+                fallback=self.config.fallback,
+            )
+            if all(rail["kind"] == "control" or rail["dormant"] for rail in rails):
+                _LOG.warning(
+                    "%s (host %s): no data rail: %s; calls use the control rail",
+                    label,
+                    peer.host,
+                    no_data_rail(self.info, peer, wires),
+                )
             self.engine.add_peer(peer.process, label, pair_secret(self.info, peer, self.key), rails)
 
 

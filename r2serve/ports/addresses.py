@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 from r2serve.ports.interfaces import Address, Interface
 
-UNSPECIFIED = "0.0.0.0"
-"""Address of a port that is absent or has no address so far."""
+UNSPECIFIED, UNSPECIFIED_V6 = "0.0.0.0", "::"
+"""Address of a port that is absent or has no usable address so far."""
 _MOST_ADDRESSES = 4
 """Most addresses of a port told to peers, because each needs a listener."""
+_MOST_LISTED = 32
+"""Most interfaces in the text of an error."""
 _HOST_KINDS = {"", "dummy"}
 """Kinds of interfaces with addresses of the host: lo, and dummy interfaces used like lo."""
 
@@ -150,10 +152,29 @@ def binding_denied(device: str) -> str:
     return ""
 
 
+def awaited_address(interface: Interface) -> PortAddress:
+    """Returns the address of a port that waits: unspecified, with the network if it is known."""
+    states = [address for address, _ in interface.states]
+    known: list[Address] = [*interface.addresses, *states]
+    first = next((each for each in known if is_global(each)), None)
+    if first is None:
+        return PortAddress(UNSPECIFIED)
+    anywhere = UNSPECIFIED if first.version == 4 else UNSPECIFIED_V6
+    return PortAddress(anywhere, interface.network_of(first))
+
+
 def listing(interfaces: Sequence[Interface]) -> str:
-    """Returns interfaces and addresses of a node, for errors."""
-    return ", ".join(
-        f"{interface.name}={address}"
-        for interface in interfaces
-        for address in interface.addresses or ("(no address)",)
-    )
+    """Returns interfaces and addresses of a node, for errors; those with addresses first."""
+    ordered = sorted(interfaces, key=lambda each: not (each.addresses or each.states))
+    entries = [f"{each.name}={text}" for each in ordered[:_MOST_LISTED] for text in _shown(each)]
+    if len(ordered) > _MOST_LISTED:
+        entries.append(f"and {len(ordered) - _MOST_LISTED} more")
+    return ", ".join(entries)
+
+
+def _shown(interface: Interface) -> list[str]:
+    unusable = [each for each in interface.states if each[0] not in interface.addresses]
+    return [
+        *map(str, interface.addresses),
+        *(f"{address} ({state})" for address, state in unusable),
+    ] or ["(no address)"]

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from r2serve.errors import ConfigError
 from r2serve.ports.addresses import (
-    UNSPECIFIED,
     PortAddress,
+    awaited_address,
     binding_denied,
     borrowed_addresses,
     host_addresses,
     only_ipv6_link_local,
     own_addresses,
 )
-from r2serve.ports.explicit import Named, find, named_ports, wrong
+from r2serve.ports.explicit import Named, device_of, find, named_ports, wrong
 from r2serve.ports.interfaces import Address, Interface, Route, list_interfaces
+from r2serve.ports.later import waiting_ports
 from r2serve.ports.rdma import RdmaPort, find_port, port_of_interface
 from r2serve.ports.units import Unit, find_units, natural
 from r2serve.ports.without_netlink import list_interfaces_by_ioctl
@@ -28,6 +30,8 @@ RESERVE_SHARE = 8
 Striped over both, a port with 1/8 of the speed would add at most 11 % of bandwidth. Failover to the
 port multiplies the time of large messages by 9. A port with 1/4 (25 of 100 Gbit/s) adds 25 %.
 """
+MOST_LATER = 8
+"""Most ports of a node that wait for an address without being named."""
 _OVERLAYS = {
     "erspan",
     "geneve",
@@ -80,6 +84,10 @@ class Port:
     """Routes through the device; None: unknown."""
     pci: str = ""
     """PCI address of the device; empty: unknown."""
+    waits: str = ""
+    """Reason why the port has no usable address so far; empty: it has one."""
+    fading: str = ""
+    """State of the first address that goes away soon: temporary or deprecated; empty: it stays."""
 
     @property
     def addresses(self) -> tuple[PortAddress, ...]:
@@ -105,6 +113,8 @@ class Choice:
     ports: tuple[Port, ...]
     left_out: tuple[LeftOut, ...] = ()
     warnings: tuple[str, ...] = ()
+    later: tuple[Port, ...] = ()
+    """Ports found by ``auto`` that wait for a usable address; not in ``ports``."""
 
     def why_not(self, device: str) -> str:
         """Returns the reason why an interface is not a rail."""
@@ -116,11 +126,16 @@ Denied = Callable[[str], str]
 
 
 def select_ports(
-    spec: str, management: str, engine_address: str | None, rdma: Sequence[RdmaPort] = ()
+    spec: str,
+    management: str,
+    engine_address: str | None,
+    rdma: Sequence[RdmaPort] = (),
+    may_wait: bool = False,
 ) -> Choice:
     """Selects this node's rail ports by the rule of :func:`choose`.
 
     Args:
+        may_wait: see :func:`choose`.
         rdma: RDMA ports of this node; ``spec`` may contain their names, as ``device`` or
             ``device:port``.
 
@@ -130,14 +145,15 @@ def select_ports(
         OSError: the kernel does not list the interfaces in any way.
     """
     spec = ",".join(_interface_of(item.strip(), spec, rdma) for item in spec.split(","))
+    entries = [management, *(spec.split(",") if spec.strip() != "auto" else ())]
     try:
-        interfaces = list_interfaces()
+        interfaces = list_interfaces([device_of(each) for each in entries if each])
     except OSError as error:
         interfaces = list_interfaces_by_ioctl()
         if spec.strip() == "auto":
             choice = choose(spec, management, engine_address, interfaces, rdma)
             raise _needs_netlink(error, choice, interfaces) from error
-    return choose(spec, management, engine_address, interfaces, rdma, binding_denied)
+    return choose(spec, management, engine_address, interfaces, rdma, binding_denied, may_wait)
 
 
 def _needs_netlink(error: OSError, choice: Choice, interfaces: Sequence[Interface]) -> ConfigError:
@@ -174,6 +190,7 @@ def choose(
     interfaces: Sequence[Interface],
     rdma: Sequence[RdmaPort] = (),
     denied: Denied = lambda _: "",
+    may_wait: bool = False,
 ) -> Choice:
     """Chooses rail ports among interfaces, by the rule of ``R2CCL_RAILS``.
 
@@ -186,6 +203,7 @@ def choose(
         interfaces: interfaces of this node.
         rdma: RDMA ports of this node.
         denied: test of the right to bind sockets to a device.
+        may_wait: a start is possible although no entry of an explicit list works so far.
 
     Returns:
         The ports; none if ``auto`` finds no usable port.
@@ -200,6 +218,7 @@ def choose(
     described = _Describer(interfaces, rdma, control)
     host = host_addresses(interfaces)
     warnings: list[str] = []
+    later: list[Port] = []
     if spec.strip() == "auto":
         ports = [
             described.port(each.name, each, addresses)
@@ -208,20 +227,33 @@ def choose(
         ]
         ports = _with_reserves(ports)
         ports.sort(key=_rank)
+        taken = {port.device for port in ports}
+        later = [
+            described.port(each.name, each, (awaited_address(each),), why)
+            for each, why in waiting_ports(interfaces)
+            if each is not kept_free and each.name not in taken
+        ]
     else:
-        named = named_ports(spec, interfaces, management)
+        named = named_ports(spec, interfaces, management, may_wait)
         warnings += [_named_warning(each, spec) for each in named if each.warning]
-        ports = [described.port(each.device, each.interface, each.addresses) for each in named]
+        ports = [
+            described.port(
+                each.device, each.interface, each.addresses, each.warning if each.waits else ""
+            )
+            for each in named
+        ]
         ports = _with_reserves(ports)
     ports, problems = _separable(ports, denied)
     warnings += problems
     ports = [replace(port, name=f"rail{index}") for index, port in enumerate(ports)]
     left_out = _left_out(ports, interfaces, kept_free) if spec.strip() == "auto" else ()
-    return Choice(tuple(ports), tuple(left_out), tuple(warnings))
+    further = enumerate(later[:MOST_LATER], len(ports))
+    later = [replace(port, name=f"rail{index}") for index, port in further]
+    return Choice(tuple(ports), tuple(left_out), tuple(warnings), tuple(later))
 
 
 def _named_warning(port: Named, spec: str) -> str:
-    if port.addresses[0].address != UNSPECIFIED:
+    if not port.waits:
         return port.warning
     return f"rails (R2CCL_RAILS) is {spec!r}: it {port.warning}; a rail once it has an address"
 
@@ -278,12 +310,17 @@ class _Describer:
         self._control = control
 
     def port(
-        self, device: str, interface: Interface | None, addresses: Sequence[PortAddress]
+        self,
+        device: str,
+        interface: Interface | None,
+        addresses: Sequence[PortAddress],
+        waits: str = "",
     ) -> Port:
         first, *others = addresses
         family = socket.AF_INET6 if ":" in first.address else socket.AF_INET
         port = Port("", device, first.address, family, first.network, None, first.borrowed)
-        port = replace(port, others=tuple(others), unit=self._units.get(device, Unit("")))
+        unit = self._units.get(device, Unit(""))
+        port = replace(port, others=tuple(others), unit=unit, waits=waits)
         if interface is None:
             return replace(port, carrier=False, unit=Unit(device))
         rdma = port_of_interface(self._rdma, device)
@@ -293,6 +330,7 @@ class _Describer:
             mtu=interface.mtu,
             mbit_s=interface.mbit_s or (int(rdma.gbit_s * 1000) if rdma else 0),
             carrier=interface.up and interface.carrier,
+            fading=interface.state_of(ipaddress.ip_address(first.address)),
             shares_control=interface is self._control,
             reserve=_slow_kind(interface),
             routes=interface.routes,

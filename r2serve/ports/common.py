@@ -96,7 +96,7 @@ def _pairs(low: PortInfo, high: PortInfo) -> Iterator[Common]:
 
 def _way(low: PortInfo, high: PortInfo) -> Way | None:
     if low.waits or high.waits:
-        return Way.LATER
+        return _later_way(low, high)
     mine, theirs = parse(low.address), parse(high.address)
     if mine is None or theirs is None:
         return Way.ROUTE  # a name of a test or a later release: the core decides
@@ -115,6 +115,14 @@ def _way(low: PortInfo, high: PortInfo) -> Way | None:
     if _within(mine, high.network) and _within(theirs, low.network):
         return Way.NETWORK
     return Way.ROUTE if _routed(low, theirs) and _routed(high, mine) else None
+
+
+def _later_way(low: PortInfo, high: PortInfo) -> Way | None:
+    """Returns the way of two ports, one of which has no usable address so far."""
+    mine, theirs = _network(low.network), _network(high.network)
+    if mine is None or theirs is None or mine.is_link_local or theirs.is_link_local:
+        return Way.LATER
+    return Way.NETWORK if mine == theirs else None
 
 
 def _within(address: Address, network: str) -> bool:

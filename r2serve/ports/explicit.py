@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from r2serve.errors import ConfigError
 from r2serve.ports.addresses import (
     UNSPECIFIED,
+    UNSPECIFIED_V6,
     PortAddress,
+    awaited_address,
     borrowed_addresses,
     host_addresses,
     listing,
@@ -34,6 +36,11 @@ class Named:
     warning: str = ""
     """Text of a warning; empty: none."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether the port has no usable address so far."""
+        return self.addresses[0].address in (UNSPECIFIED, UNSPECIFIED_V6)
+
 
 def find(text: str, interfaces: Sequence[Interface]) -> Interface | None:
     """Finds an interface by name or by address."""
@@ -41,22 +48,34 @@ def find(text: str, interfaces: Sequence[Interface]) -> Interface | None:
     for interface in interfaces:
         if interface.name == text or (address is not None and _carries(interface, address)):
             return interface
-    return None
+    unready = (each for each in interfaces if address and each.state_of(address))
+    return next(unready, None)
 
 
-def named_ports(spec: str, interfaces: Sequence[Interface], management: str) -> list[Named]:
+def device_of(entry: str) -> str:
+    """Returns the name of a device in an entry of the list; an address stays an address."""
+    return entry.strip().partition("=")[0]
+
+
+def named_ports(
+    spec: str, interfaces: Sequence[Interface], management: str, may_wait: bool = False
+) -> list[Named]:
     """Returns the ports of an explicit list, in order.
 
-    A device without an address, or an absent device, is a port that waits for its address, unless
-    no other entry works.
+    A device without a usable address, or an absent device, is a port that waits for its address,
+    unless no other entry works.
+
+    Args:
+        may_wait: a start is possible although every entry waits.
 
     Raises:
         ConfigError: names ``R2CCL_RAILS``, the value, and all interfaces.
     """
     found = [port for item in spec.split(",") for port in _entry(item.strip(), spec, interfaces)]
-    waiting = [port for port in found if port.addresses[0].address == UNSPECIFIED]
-    if len(waiting) == len(found):
-        raise wrong("rails", spec, waiting[0].warning, interfaces)
+    waiting = [port for port in found if port.waits]
+    if len(waiting) == len(found) and not may_wait:
+        why = "; it ".join(dict.fromkeys(port.warning for port in waiting))
+        raise wrong("rails", spec, why, interfaces)
     _check(spec, found, management)
     return [replace(port, addresses=_without(port.addresses, management)) for port in found]
 
@@ -97,6 +116,9 @@ def _entry(item: str, spec: str, interfaces: Sequence[Interface]) -> list[Named]
         if len(owners) > 1:
             raise refused(f"has {item!r}, an address of {', '.join(owners)}: name the device, too")
     if not _carries(interface, address):
+        if state := interface.state_of(address):
+            why = f"has {item!r}, and {address} is {state}"
+            return [Named(interface.name, interface, (awaited_address(interface),), why)]
         return [_moved(item, interface, address, refused)]
     over = _borrowers(address, interface, interfaces)
     if over:
@@ -115,9 +137,15 @@ def _device(item: str, interface: Interface, interfaces: Sequence[Interface]) ->
     borrowed = borrowed_addresses(interface, host_addresses(interfaces))
     addresses = (*borrowed, *own_addresses(interface))
     if not addresses:
-        why = f"has {item!r}, which has no unicast address"
-        return [Named(interface.name, interface, (PortAddress(UNSPECIFIED),), why)]
+        why = f"has {item!r}, which has {no_address(interface)}"
+        return [Named(interface.name, interface, (awaited_address(interface),), why)]
     return [Named(interface.name, interface, addresses)]
+
+
+def no_address(interface: Interface) -> str:
+    """Says that a port has no usable address, and why, if the kernel tells."""
+    why = ", ".join(f"{address} is {state}" for address, state in interface.states)
+    return "no unicast address" + (f" ({why})" if why else "")
 
 
 def _moved(
@@ -155,7 +183,7 @@ def _check(spec: str, found: Sequence[Named], management: str) -> None:
     for one, other in itertools.combinations(found, 2):
         first = one.addresses[0]
         if one.device == other.device and first == other.addresses[0]:
-            text = one.device if first.address == UNSPECIFIED else first.address
+            text = one.device if one.waits else first.address
             raise wrong("rails", spec, f"has {text} twice", [])
     for port in found:
         address = port.addresses[0].address

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 
 from r2serve.errors import ConfigError
-from r2serve.ports.addresses import UNSPECIFIED, listing, parse
+from r2serve.ports.addresses import listing, parse
 from r2serve.ports.explicit import find
 from r2serve.ports.identity import local_address_towards
 from r2serve.ports.info import ProcessInfo
@@ -102,7 +102,7 @@ def owner_of(error: BaseException, infos: Sequence[ProcessInfo | None]) -> str:
             continue
         for port in (*info.ports, *([info.control] if info.control else [])):
             for view in port.views():
-                if view.address in error.addresses and view.address != UNSPECIFIED:
+                if view.address in error.addresses and not view.waits:
                     return f"; {view.address} is an address of rank {rank} (host {info.host})"
     return ""
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from r2serve.errors import ConfigError
-from r2serve.ports.addresses import UNSPECIFIED
+from r2serve.ports.addresses import UNSPECIFIED, UNSPECIFIED_V6
 from r2serve.ports.choice import Port
 from r2serve.ports.interfaces import Route
 from r2serve.ports.pci import Distance, Function, distance, function
@@ -75,6 +75,11 @@ class PortInfo:
     """True: the port carries the engine's control traffic, too."""
     away: int = Distance.SYS
     """:class:`~r2serve.ports.pci.Distance` from the GPU of the process."""
+    why: str = ""
+    """Reason why the port has no usable address so far; empty: it has one."""
+    found: bool = False
+    """True: the port has no usable address so far, and no list names it. Its rails are shown once
+    they work."""
 
     @classmethod
     def of(
@@ -121,6 +126,7 @@ class PortInfo:
             routes=_summary(port.routes),
             shares_control=port.shares_control,
             away=distance(gpu, function(port.pci)) if gpu else Distance.SYS,
+            why=port.waits,
         )
 
     @classmethod
@@ -136,7 +142,12 @@ class PortInfo:
     @property
     def waits(self) -> bool:
         """Whether the device is absent or has no address so far."""
-        return self.address == UNSPECIFIED
+        return self.address in (UNSPECIFIED, UNSPECIFIED_V6)
+
+    @property
+    def works(self) -> bool:
+        """Whether the port has a usable address and a carrier, as far as known."""
+        return self.carrier and not self.waits
 
     def views(self) -> tuple[PortInfo, ...]:
         """Returns the port by each of its addresses."""
@@ -206,6 +217,8 @@ class ProcessInfo:
     unix_name: str
     gpu: int = -1
     """Index of the process's GPU among the GPUs of its host, by PCI address; -1: none."""
+    unused: tuple[str, ...] = ()
+    """Interfaces that are no rails, with the reasons; for errors."""
 
     def to_wire(self) -> dict[str, Any]:
         """Returns plain values for a store."""
@@ -223,6 +236,7 @@ class ProcessInfo:
             control=PortInfo.from_wire(values["control"]) if values["control"] else None,
             unix_name=values["unix_name"],
             gpu=values.get("gpu", -1),
+            unused=tuple(values.get("unused", ())),
         )
 
 

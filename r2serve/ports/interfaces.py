@@ -9,16 +9,17 @@ import re
 import socket
 import struct
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 from r2serve.ports.netlink import (
     IFF_LOOPBACK,
     IFF_LOWER_UP,
     IFF_UP,
+    AddressMessage,
     LinkMessage,
+    dump_addresses,
     dump_links,
     dump_routes,
 )
@@ -79,8 +80,12 @@ class Interface:
     master: str = ""
     master_kind: str = ""
     addresses: tuple[Address, ...] = ()
+    """Usable addresses; temporary and deprecated addresses come last."""
     networks: tuple[str, ...] = ()
     """Network of each address, as ``10.0.0.0/24``; empty: unknown."""
+    states: tuple[tuple[Address, str], ...] = ()
+    """Addresses in a state of :class:`AddressMessage`: ``tentative`` and ``duplicate`` addresses
+    are not usable, and not in ``addresses``."""
     mtu: int = 0
     """MTU in bytes; 0: unknown."""
     mbit_s: int = 0
@@ -103,6 +108,10 @@ class Interface:
     routes: tuple[Route, ...] | None = None
     """Unicast routes through the interface; None: unknown."""
 
+    def state_of(self, address: Address) -> str:
+        """Returns the state of an address, as in ``states``; empty: ready, or unknown."""
+        return dict(self.states).get(address, "")
+
     def network_of(self, address: Address) -> str:
         """Returns the network of an address; empty: unknown.
 
@@ -115,22 +124,21 @@ class Interface:
         return next((each for each in around if address in ipaddress.ip_network(each)), "")
 
 
-def list_interfaces() -> list[Interface]:
+def list_interfaces(named: Collection[str] = ()) -> list[Interface]:
     """Lists the interfaces of this network namespace, by index.
+
+    Args:
+        named: interfaces that must not be missing where the list changes during every read.
 
     Raises:
         OSError: the kernel does not list the interfaces.
     """
-    links = dump_links()
+    links = dump_links(named)
     names = {link.index: link for link in links}
-    addresses: dict[str, list[tuple[Address, str]]] = {}
-    for name, entries in psutil.net_if_addrs().items():
-        # "eth0:1" is an address label of eth0, not an interface.
-        device = addresses.setdefault(name.split(":")[0], [])
-        for entry in entries:
-            if entry.family in (socket.AF_INET, socket.AF_INET6):
-                address = ipaddress.ip_address(entry.address.split("%")[0])
-                device.append((address, _network(address, entry.netmask)))
+    told: dict[int, list[AddressMessage]] = defaultdict(list)
+    for each in dump_addresses():
+        told[each.index].append(each)
+    addresses = {index: _usable(each) for index, each in told.items()}
     routes = _routes()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         return [
@@ -143,8 +151,9 @@ def list_interfaces() -> list[Interface]:
                 kind=link.kind,
                 master=names[link.master].name if link.master in names else "",
                 master_kind=names[link.master].kind if link.master in names else "",
-                addresses=tuple(address for address, _ in addresses.get(link.name, ())),
-                networks=tuple(network for _, network in addresses.get(link.name, ())),
+                addresses=tuple(each.address for each in addresses.get(link.index, ())),
+                networks=tuple(each.network for each in addresses.get(link.index, ())),
+                states=tuple((each.address, each.state) for each in told[link.index] if each.state),
                 mtu=link.mtu,
                 # Only ports with an address can be rails; a host of containers has hundreds more.
                 mbit_s=_speed(asking, link.name) if _may_have_speed(link, addresses) else 0,
@@ -162,11 +171,11 @@ def list_interfaces() -> list[Interface]:
         ]
 
 
-def _network(address: Address, netmask: str | None) -> str:
-    if not netmask:
-        return ""
-    bits = int(ipaddress.ip_address(netmask.split("%")[0])).bit_count()
-    return str(ipaddress.ip_network(f"{address}/{bits}", strict=False))
+def _usable(addresses: list[AddressMessage]) -> list[AddressMessage]:
+    """Returns the usable addresses of an interface, those that go away soon last."""
+    order = ("", "temporary", "deprecated")
+    usable = [each for each in addresses if each.state in order]
+    return sorted(usable, key=lambda each: order.index(each.state))
 
 
 def _routes() -> dict[int, list[Route]] | None:
@@ -188,8 +197,8 @@ def _lower(link: LinkMessage, names: dict[int, LinkMessage]) -> str:
     return names[link.lower].name if link.lower in names else ""
 
 
-def _may_have_speed(link: LinkMessage, addresses: dict[str, list[tuple[Address, str]]]) -> bool:
-    return bool(link.flags & IFF_UP) and (bool(addresses.get(link.name)) or not link.kind)
+def _may_have_speed(link: LinkMessage, addresses: dict[int, list[AddressMessage]]) -> bool:
+    return bool(link.flags & IFF_UP) and (bool(addresses.get(link.index)) or not link.kind)
 
 
 def _speed(asking: socket.socket, name: str) -> int:

@@ -1,4 +1,9 @@
-"""The kernel's lists of network interfaces and routes, from rtnetlink(7)."""
+"""The kernel's lists of network interfaces, addresses and routes, from rtnetlink(7).
+
+On a host of containers, interfaces come and go during every read. A read that a change has
+interrupted is repeated after a pause. What is still inconsistent at the end is the union of all
+reads, without the interfaces that are gone.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,14 @@ import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 # Constants of linux/if.h, linux/if_link.h and linux/rtnetlink.h.
 IFF_UP, IFF_LOOPBACK, IFF_LOWER_UP = 0x1, 0x8, 0x10000
 _RTM_NEWLINK, _RTM_GETLINK, _RTM_NEWROUTE, _RTM_GETROUTE = 16, 18, 24, 26
+_RTM_NEWADDR, _RTM_GETADDR = 20, 22
 _NLM_F_REQUEST, _NLM_F_DUMP, _NLM_F_DUMP_INTR = 0x1, 0x300, 0x10
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO = 3, 4, 5, 10, 18
@@ -20,13 +27,18 @@ _IFLA_PARENT_DEV_NAME, _IFLA_PARENT_DEV_BUS_NAME = 56, 57
 _IFLA_INFO_KIND = 1
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PREFSRC, _RTA_MULTIPATH, _RTA_VIA = 1, 4, 5, 7, 9, 18
 _RTN_UNICAST = 1
+_IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
+_IFA_F_TEMPORARY, _IFA_F_OPTIMISTIC, _IFA_F_DADFAILED = 0x01, 0x04, 0x08
+_IFA_F_DEPRECATED, _IFA_F_TENTATIVE = 0x20, 0x40
 _ATTRIBUTE_TYPE = 0x3FFF
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr
 _LINK = struct.Struct("=BxHiII")  # ifinfomsg
 _ROUTE = struct.Struct("=BBBBBBBBI")  # rtmsg
+_ADDRESS = struct.Struct("=BBBBI")  # ifaddrmsg
 _NEXT_HOP = struct.Struct("=HBBi")  # rtnexthop
 _ATTRIBUTE = struct.Struct("=HH")  # rtattr
-_DUMP_ATTEMPTS = 5
+_PAUSES_S = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
+"""Pauses before the reads of a list, 1.3 s together."""
 _MOST_ROUTES = 20_000
 """Longest routing table read; a table of a full-table BGP router would take seconds."""
 
@@ -53,6 +65,20 @@ class LinkMessage:
 
 
 @dataclass(frozen=True)
+class AddressMessage:
+    """An address of an interface (``RTM_NEWADDR``)."""
+
+    index: int
+    """Index of the interface."""
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address
+    network: str
+    """Network, as ``10.0.0.0/24``."""
+    state: str = ""
+    """``tentative`` or ``duplicate``: not usable; ``temporary`` or ``deprecated``: goes away soon;
+    empty: none of these."""
+
+
+@dataclass(frozen=True)
 class RouteMessage:
     """A next hop of a unicast route (``RTM_NEWROUTE``)."""
 
@@ -65,26 +91,43 @@ class RouteMessage:
     """Preferred source address; empty: none."""
 
 
-def dump_links() -> list[LinkMessage]:
+def dump_links(named: Collection[str] = ()) -> list[LinkMessage]:
     """Lists every interface of this network namespace.
 
     The list comes from netlink, because sysfs may show the interfaces of another network namespace.
-    If interfaces come and go during every read, the list contains all interfaces that are in any
-    of the reads and still exist.
+
+    Args:
+        named: interfaces to read by themselves if no read of the list is consistent.
 
     Raises:
         OSError: the kernel does not answer.
     """
-    seen: dict[int, LinkMessage] = {}
     request = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
     with _open() as asking:
-        for sequence in range(1, _DUMP_ATTEMPTS + 1):
-            payloads, complete = _dump(asking, sequence, _RTM_GETLINK, _RTM_NEWLINK, request)
-            links = [_link(payload) for payload in payloads]
-            if complete:
-                return links
-            seen.update({link.index: link for link in links})
-    return [link for link in seen.values() if _exists(link)]
+        payloads, consistent = _read_list(asking, _RTM_GETLINK, _RTM_NEWLINK, request)
+        links = {link.index: link for link in map(_link, payloads)}  # the last read counts
+        if consistent:
+            return list(links.values())
+        for name in named:
+            if (link := _read_link(asking, name)) is not None:
+                links[link.index] = link
+    return [link for link in links.values() if _exists(link)]
+
+
+def dump_addresses() -> list[AddressMessage]:
+    """Lists the addresses of all interfaces of this network namespace.
+
+    Raises:
+        OSError: the kernel does not answer.
+    """
+    with _open() as asking:
+        request = _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
+        payloads, _ = _read_list(asking, _RTM_GETADDR, _RTM_NEWADDR, request)
+    found: dict[tuple[int, str], AddressMessage] = {}
+    for payload in payloads:
+        if (each := _address(payload)) is not None:
+            found[each.index, str(each.address)] = each
+    return list(found.values())
 
 
 def dump_routes() -> list[RouteMessage] | None:
@@ -106,6 +149,37 @@ def _open() -> socket.socket:
     asking = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
     asking.settimeout(5)
     return asking
+
+
+def _read_list(
+    asking: socket.socket,
+    request: int,
+    answer: int,
+    body: bytes,
+    pause: Callable[[float], None] = time.sleep,
+) -> tuple[list[bytes], bool]:
+    """Reads a list until a read is consistent; returns that read, or all reads and False."""
+    seen: list[bytes] = []
+    for sequence, pause_s in enumerate(_PAUSES_S, 1):
+        pause(pause_s)
+        payloads, consistent = _dump(asking, sequence, request, answer, body)
+        if consistent:
+            return payloads, True
+        seen += payloads
+    return seen, False
+
+
+def _read_link(asking: socket.socket, name: str) -> LinkMessage | None:
+    """Reads an interface by itself; None: no such interface."""
+    raw = name.encode() + b"\0"
+    attribute = _ATTRIBUTE.pack(_ATTRIBUTE.size + len(raw), _IFLA_IFNAME) + raw
+    body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + attribute
+    header = _HEADER.pack(_HEADER.size + len(body), _RTM_GETLINK, _NLM_F_REQUEST, 0, 0)
+    asking.sendto(header + body, (0, 0))
+    for kind, _, payload in _messages(asking.recv(65536)):
+        if kind == _RTM_NEWLINK:
+            return _link(payload)
+    return None
 
 
 def _exists(link: LinkMessage) -> bool:
@@ -191,6 +265,35 @@ def _link(payload: bytes) -> LinkMessage:
         port_name=text(_IFLA_PHYS_PORT_NAME),
         pci=text(_IFLA_PARENT_DEV_NAME) if text(_IFLA_PARENT_DEV_BUS_NAME) == "pci" else "",
     )
+
+
+def _address(payload: bytes) -> AddressMessage | None:
+    """Reads an address; None: of another family."""
+    family, bits, flags, _, index = _ADDRESS.unpack_from(payload)
+    if family not in (socket.AF_INET, socket.AF_INET6):
+        return None
+    attributes = _attributes(payload[_ADDRESS.size :])
+    # On a point-to-point interface, IFA_ADDRESS is the address of the other end.
+    raw = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
+    if raw is None:
+        return None
+    if _IFA_FLAGS in attributes:
+        flags = int.from_bytes(attributes[_IFA_FLAGS], "little")
+    address = ipaddress.ip_address(raw)
+    network = str(ipaddress.ip_network(f"{address}/{bits}", strict=False))
+    return AddressMessage(index, address, network, address_state(address.version, flags))
+
+
+def address_state(version: int, flags: int) -> str:
+    """Returns the state of an address, as in :class:`AddressMessage`, from the kernel's flags."""
+    if flags & _IFA_F_DADFAILED:
+        return "duplicate"
+    if flags & _IFA_F_TENTATIVE and not flags & _IFA_F_OPTIMISTIC:
+        return "tentative"
+    if flags & _IFA_F_DEPRECATED:
+        return "deprecated"
+    # The flag of a secondary IPv4 address has the same value.
+    return "temporary" if version == 6 and flags & _IFA_F_TEMPORARY else ""
 
 
 def _route(payload: bytes) -> Iterator[RouteMessage]:

@@ -22,6 +22,7 @@ def rails_between(
     *,
     require_verbs: bool = False,
     wires: Collection[Wire] = (),
+    fallback: bool = False,
 ) -> list[dict[str, Any]]:
     """Returns the rails of the link from ``own`` to ``peer``, in the same order at both ends.
 
@@ -29,6 +30,7 @@ def rails_between(
 
     Args:
         wires: pairs of ports with a wire, as answered by the probes of all nodes.
+        fallback: the control rail may carry data (``R2CCL_FALLBACK``), so that it is enough.
 
     Raises:
         ConfigError: the processes are on different nodes and no port of the first reaches a port
@@ -36,12 +38,10 @@ def rails_between(
     """
     if own.node == peer.node:
         return [_rail("shm", f"shm@node{own_node}", None, PortInfo("", peer.unix_name, 0))]
+    control = own.control and peer.control
     for info in (own, peer):
-        if not info.ports:
-            raise ConfigError(
-                f"R2CCL_RAILS: no usable NIC on {info.host} (node {info.node}), but ranks are on "
-                "different nodes; name devices or addresses"
-            )
+        if not any(not port.waits for port in info.ports) and not (control and fallback):
+            raise ConfigError(_no_port(info))
     rails = []
     pairs = _pairs_of(own, peer, wires)
     units = _units(pairs, peer.host)
@@ -57,14 +57,21 @@ def rails_between(
         rails.append(
             _rail(kind, name, local, remote) | {"unit": units[index], "distance": distances[index]}
         )
-    if own.control is not None and peer.control is not None:
+    if own.control and peer.control:
         rails.append(_rail("control", f"control@node{own_node}", own.control, peer.control))
-    if not rails:
+    if all(rail["kind"] == "control" for rail in rails) and not (control and fallback):
         raise ConfigError(
             f"R2CCL_RAILS: no port of {own.host} reaches a port of {peer.host}: "
-            + "; ".join(unpaired(own, peer, wires).values())
+            + no_data_rail(own, peer, wires)
         )
     return rails
+
+
+def no_data_rail(own: ProcessInfo, peer: ProcessInfo, wires: Collection[Wire] = ()) -> str:
+    """Returns the reasons why two nodes have no data rail: a part for each port."""
+    return "; ".join(unpaired(own, peer, wires).values()) or "; ".join(
+        _no_port(info) for info in (own, peer) if all(port.waits for port in info.ports)
+    )
 
 
 def unpaired(own: ProcessInfo, peer: ProcessInfo, wires: Collection[Wire] = ()) -> dict[str, str]:
@@ -75,6 +82,16 @@ def unpaired(own: ProcessInfo, peer: ProcessInfo, wires: Collection[Wire] = ()) 
     """
     used = {mine.device for mine, _ in _pairs_of(own, peer, wires)}
     return _reasons(own.ports, peer.ports, peer.host, used)
+
+
+def _no_port(info: ProcessInfo) -> str:
+    """Returns the error for a node without a port that works, with the reason of each."""
+    waiting = [f"{port.device} ({port.why})" for port in info.ports]
+    why = ", ".join((*waiting, *info.unused)) or "the node has no other interface than lo"
+    return (
+        f"R2CCL_RAILS: no usable NIC on {info.host} (node {info.node}), but ranks are on "
+        f"different nodes: {why}; name devices or addresses"
+    )
 
 
 def _pairs_of(
@@ -97,9 +114,11 @@ def lonely_ports(
     """
     reasons = [unpaired(own, peer, wires) for peer in peers if peer.node != own.node]
     reserves = {port.device for port in own.ports if port.reserve}
+    told = {port.device for port in own.ports if port.waits}
     found: dict[str, bool] = {}
     for device, why in (entry for each in reasons for entry in each.items()):
-        found[why] = device not in reserves and all(device in each for each in reasons)
+        if device not in told:
+            found[why] = device not in reserves and all(device in each for each in reasons)
     return [(useless, why) for why, useless in found.items()]
 
 
@@ -167,7 +186,13 @@ def pair_ports(
     lonely += [("high", high) for high in range(len(higher)) if ("high", high) not in users]
     for side, index in lonely:
         mine = 0 if side == "low" else 1
-        fitting = [pair for pair in possible if pair[mine] == index]
+        port = (lower, higher)[mine][index]
+        fitting = [
+            pair
+            for pair in possible
+            # Of a port that was found without an address, no more than a partner is guessed.
+            if pair[mine] == index and not (port.found and possible[pair].way is Way.LATER)
+        ]
         other = "high" if side == "low" else "low"
         best = min(
             fitting,
@@ -263,6 +288,7 @@ def _move(
 
 
 def _rail(kind: str, name: str, local: PortInfo | None, remote: PortInfo) -> dict[str, Any]:
+    ready = local is None or local.works
     return {
         "kind": kind,
         "name": name,
@@ -273,6 +299,9 @@ def _rail(kind: str, name: str, local: PortInfo | None, remote: PortInfo) -> dic
         "verbs_device": local.verbs_device if local else "",
         "verbs_port": local.verbs_port if local else 0,
         "unnumbered": local is not None and local.borrowed,
+        "told": not ready,
+        "late": not (ready and remote.works),
+        "dormant": remote.found or (local is not None and local.found),
         "reserve": remote.reserve or (local is not None and local.reserve),
         "unit": "",
         "distance": 0,

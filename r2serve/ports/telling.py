@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from r2serve.ports.addresses import UNSPECIFIED
 from r2serve.ports.choice import Choice, LeftOut, Port
+from r2serve.ports.later import NOTHING
 from r2serve.ports.units import natural
 
 logger = logging.getLogger(__name__)
@@ -19,7 +19,11 @@ def tell(choice: Choice) -> None:
     """Logs the rails, the interfaces left out, and shared hardware."""
     for text in choice.warnings:
         logger.warning("%s", text)
-    others = [f"{each.device} ({each.why}{_speed(each.mbit_s)})" for each in choice.left_out]
+    left_out = list(choice.left_out)
+    if len(left_out) > _MOST_NAMED:  # interfaces that deserve a thought come first
+        later = {port.device for port in choice.later}
+        left_out.sort(key=lambda each: each.device not in later and not each.mbit_s)
+    others = [f"{each.device} ({each.why}{_speed(each.mbit_s)})" for each in left_out]
     if len(others) > _MOST_NAMED:
         others[_MOST_NAMED:] = [f"and {len(others) - _MOST_NAMED} more"]
     logger.info(
@@ -30,8 +34,20 @@ def tell(choice: Choice) -> None:
     for each in choice.left_out:
         if each.faster:
             logger.warning("%s", faster(each))
+    for port in choice.later:
+        level = logging.INFO if port.waits == NOTHING else logging.WARNING
+        logger.log(
+            level, "%s is no rail yet: %s; it joins once it is ready", port.device, port.waits
+        )
     for port in choice.ports:
-        if not port.carrier and port.address != UNSPECIFIED:
+        if port.fading:
+            logger.warning(
+                "rail port %s uses %s, a %s address: the rail moves once the address goes away",
+                port.device,
+                port.address,
+                port.fading,
+            )
+        if not port.carrier and not port.waits:
             logger.warning(
                 "rail port %s (%s) is down; traffic uses the rail once the port is up",
                 port.device,
@@ -44,7 +60,7 @@ def tell(choice: Choice) -> None:
 
 def describe(port: Port) -> str:
     """Returns device, address, speed and role of a port."""
-    facts = [port.address if port.address != UNSPECIFIED else "no address so far"]
+    facts = ["no address so far" if port.waits else port.address]
     facts += [each.address for each in port.others]
     if port.mbit_s:
         facts.append(f"{port.mbit_s / 1000:g} Gbit/s")

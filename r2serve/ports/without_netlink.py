@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from r2serve.ports.interfaces import Address, Interface
+from r2serve.ports.netlink import address_state
 
 # Constants of linux/sockios.h and linux/if.h.
 _SIOCGIFCONF, _SIOCGIFFLAGS, _SIOCGIFNETMASK = 0x8912, 0x8913, 0x891B
@@ -87,9 +88,10 @@ def _ipv4(asking: socket.socket) -> Iterator[tuple[str, Address, str]]:
 
 def _ipv6() -> Iterator[tuple[str, Address, str]]:
     for line in _lines(_IPV6):
-        packed, _, bits, _, _, name = line.split()
+        packed, _, bits, _, flags, name = line.split()
         address = ipaddress.IPv6Address(bytes.fromhex(packed))
-        yield name, address, _network(address, int(bits, 16))
+        if address_state(6, int(flags, 16)) not in ("tentative", "duplicate"):
+            yield name, address, _network(address, int(bits, 16))
 
 
 def _network(address: Address, bits: int) -> str:

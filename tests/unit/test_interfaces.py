@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import pytest
 
 from r2serve.errors import ConfigError
-from r2serve.ports import netlink
+from r2serve.ports import interfaces, netlink
 from r2serve.ports.addresses import socket_address
 from r2serve.ports.choice import Port, choose, select_ports, unusable
 from r2serve.ports.identity import node_identity
@@ -223,6 +223,105 @@ def test_a_port_that_is_not_there_yet_is_a_single_warning(
     assert "'eth9', but this node has no such device or address" in warning
 
 
+def test_ports_without_a_usable_address_may_become_rails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    address = ipaddress.ip_address("fd00::9")
+    there = [
+        LO,
+        ETH1,
+        interface("eth3", "fe80::3"),
+        interface("eth4", carrier=False),
+        dataclasses.replace(interface("eth5"), states=((address, "tentative"),)),
+        interface("eth6", "10.9.0.5", up=False, carrier=False),
+        interface("eth7", "10.9.0.7", carrier=False),
+        interface("eth8", up=False),
+        interface("veth1", "fe80::8", kind="veth"),
+        interface("eth9", master="bond0", master_kind="bond"),
+        interface("eth10"),
+        interface("eth10.7", "10.7.0.1", kind="vlan", lower="eth10"),
+    ]
+    choice = choose("auto", "", None, there)
+    assert ends(list(choice.ports)) == ["eth1=10.0.1.1", "eth7=10.9.0.7", "eth10.7=10.7.0.1"]
+    assert [(port.name, port.device, port.address, port.waits) for port in choice.later] == [
+        ("rail3", "eth3", "0.0.0.0", "no address so far"),
+        ("rail4", "eth4", "0.0.0.0", "no carrier and no address so far"),
+        ("rail5", "eth5", "::", "fd00::9 is tentative"),
+        ("rail6", "eth6", "0.0.0.0", "down, although it has 10.9.0.5"),
+    ]
+    with caplog.at_level("INFO", logger="r2serve.ports.telling"):
+        tell(choice)
+    for device, level in (("eth3", "WARNING"), ("eth4", "INFO"), ("eth5", "WARNING")):
+        told = [each for each in caplog.records if each.getMessage().startswith(f"{device} is no")]
+        assert [each.levelname for each in told] == [level], device
+    warned = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert not [text for text in warned if "eth4" in text or "veth1" in text]
+
+
+def test_a_veth_waits_for_an_address_where_no_physical_port_exists() -> None:
+    there = [LO, interface("eth0", "fe80::1", kind="veth")]
+    assert [port.device for port in choose("auto", "", None, there).later] == ["eth0"]
+    pairs = [interface(f"lxc{index}", kind="veth") for index in range(20)]
+    assert len(choose("auto", "", None, [LO, *pairs]).later) == 8
+    assert choose("auto", "", None, [*HERE, *pairs]).later == ()
+
+
+def test_an_address_that_stays_comes_before_one_that_goes_away() -> None:
+    told = [
+        netlink.AddressMessage(1, ipaddress.ip_address(text), "fd00::/64", state)
+        for text, state in (
+            ("fd00::1", "deprecated"),
+            ("fd00::2", "tentative"),
+            ("fd00::3", "temporary"),
+            ("fd00::4", "duplicate"),
+            ("fd00::5", ""),
+        )
+    ]
+    usable = [str(each.address) for each in interfaces._usable(told)]
+    assert usable == ["fd00::5", "fd00::3", "fd00::1"]
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "state"),
+    [
+        (4, 0x80, ""),
+        (4, 0x81, ""),  # a secondary address
+        (6, 0x01, "temporary"),
+        (6, 0x21, "deprecated"),
+        (6, 0x40, "tentative"),
+        (6, 0x44, ""),  # optimistic duplicate address detection
+        (6, 0x48, "duplicate"),
+    ],
+)
+def test_the_kernels_flags_tell_the_state_of_an_address(
+    version: int, flags: int, state: str
+) -> None:
+    assert netlink.address_state(version, flags) == state
+
+
+def test_a_named_address_that_is_not_ready_waits() -> None:
+    address = ipaddress.ip_address("10.3.0.1")
+    port = dataclasses.replace(interface("eth3"), states=((address, "duplicate"),))
+    choice = choose("eth1,10.3.0.1", "", None, [*HERE, port])
+    assert ends(list(choice.ports)) == ["eth1=10.0.1.1", "eth3=0.0.0.0"]
+    [warning] = choice.warnings
+    assert "10.3.0.1 is duplicate" in warning
+
+
+def test_an_explicit_list_may_wait_where_a_start_is_possible_without_it() -> None:
+    choice = choose("eth9", "", None, HERE, may_wait=True)
+    assert [(port.device, port.address) for port in choice.ports] == [("eth9", "0.0.0.0")]
+
+
+def test_errors_list_few_interfaces() -> None:
+    many = [interface(f"dummy{index}", kind="dummy") for index in range(800)]
+    with pytest.raises(ConfigError) as caught:
+        choose("eth77", "", None, [*many, ETH1])
+    assert "eth1=10.0.1.1" in str(caught.value)
+    assert "and 769 more" in str(caught.value)
+    assert len(str(caught.value)) < 2000
+
+
 TWINS = [interface("eth3", "fe80::7"), interface("eth4", "fe80::7")]
 
 
@@ -296,6 +395,27 @@ def test_a_broken_kernel_answer_is_an_error_not_a_hang(monkeypatch: pytest.Monke
 
     with pytest.raises(PermissionError, match="cannot list network interfaces"):
         netlink._read_dump(Refusing(), 0)  # type: ignore[arg-type]
+
+
+def test_a_read_that_a_change_interrupts_is_repeated_after_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = iter([([b"old"], False), ([b"old"], False), ([b"new"], True)])
+    pauses: list[float] = []
+    monkeypatch.setattr(netlink, "_dump", lambda *_: next(answers))
+    read = netlink._read_list(None, 0, 0, b"", pauses.append)  # type: ignore[arg-type]
+    assert read == ([b"new"], True)
+    assert pauses == sorted(pauses)
+    assert len(pauses) == 3
+
+
+def test_a_named_interface_is_read_by_itself_where_no_read_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(netlink, "_read_list", lambda *_: ([], False))
+    assert netlink.dump_links() == []
+    [loopback] = netlink.dump_links(["lo", "no-such-dev0", "10.0.0.1"])
+    assert (loopback.name, bool(loopback.flags & netlink.IFF_LOOPBACK)) == ("lo", True)
 
 
 def test_interfaces_that_change_during_every_read_are_listed(

@@ -480,6 +480,55 @@ def test_a_port_that_waits_for_its_address_joins_a_port_left_over() -> None:
     ]
 
 
+def waiting(network: str, **facts: Any) -> PortInfo:
+    return PortInfo("eth9", "0.0.0.0", 1, network=network, why="no address so far", **facts)
+
+
+def with_ports(number: int, *ports: PortInfo) -> ProcessInfo:
+    return dataclasses.replace(machine(number), ports=ports)
+
+
+def test_a_port_that_waits_joins_by_its_known_network() -> None:
+    two = machine(2, nic("a", "10.1.0.2/24"), nic("b", "10.2.0.2/24"), nic("c", "10.3.0.2/24"))
+    one = with_ports(1, *machine(1, nic("a", "10.1.0.1/24")).ports, waiting("10.3.0.0/24"))
+    assert joined(one, two)[1:] == ["eth9=0.0.0.0 - c=10.3.0.2"]
+    alone = with_ports(1, *machine(1, nic("a", "10.1.0.1/24")).ports, waiting("10.9.0.0/24"))
+    assert [text for text in joined(alone, two) if "eth9" in text] == []
+
+
+def test_a_port_found_without_an_address_makes_no_second_rail_of_a_port() -> None:
+    here = machine(1, nic("a", "10.1.0.1/24"))
+    there = machine(2, nic("a", "10.1.0.2/24"))
+    found = with_ports(1, *here.ports, waiting("", found=True))
+    assert joined(found, there) == ["a=10.1.0.1 - a=10.1.0.2"]
+    assert lonely_ports(found, [there]) == [], "the start has told the port already"
+    named = with_ports(1, *here.ports, waiting(""))
+    assert joined(named, there)[1:] == ["eth9=0.0.0.0 - a=10.1.0.2"]
+
+
+def test_the_core_is_told_of_ports_that_do_not_work() -> None:
+    here = machine(1, nic("a", "10.1.0.1/24"), nic("b", "10.2.0.1/24", carrier=False))
+    there = machine(2, nic("a", "10.1.0.2/24"), nic("b", "10.2.0.2/24"))
+    other = with_ports(2, *there.ports, waiting("", found=True))
+    here = with_ports(1, *here.ports, waiting("", found=True))
+    facts = [
+        [(rail["told"], rail["late"], rail["dormant"]) for rail in rails_between(*ends, 0)]
+        for ends in ((here, other), (other, here))
+    ]
+    assert facts[0] == [(False, False, False), (True, True, False), (True, True, True)]
+    assert facts[1] == [(False, False, False), (False, True, False), (True, True, True)]
+
+
+def test_nodes_without_a_port_that_works_are_named_with_each_reason() -> None:
+    there = machine(2, nic("a", "10.1.0.2/24"))
+    here = dataclasses.replace(with_ports(1, waiting("")), unused=("eth1 (down)",))
+    for ends in ((here, there), (there, here)):
+        with pytest.raises(
+            ConfigError, match=r"on host1 .*eth9 \(no address so far\), eth1 \(down\)"
+        ):
+            rails_between(*ends, 0)
+
+
 # ---- ports in one network ----
 
 

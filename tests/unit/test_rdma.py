@@ -112,7 +112,7 @@ def test_rails_may_name_rdma_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ports = rdma.list_ports(tmp_path)
     address = ipaddress.ip_address("10.0.0.1")
     monkeypatch.setattr(
-        choice, "list_interfaces", lambda: [Interface("eth0", 2, addresses=(address,))]
+        choice, "list_interfaces", lambda _: [Interface("eth0", 2, addresses=(address,))]
     )
     [port] = choice.select_ports("mlx5_3:1", "", None, ports).ports
     assert (port.device, port.address, port.rdma) == ("eth0", "10.0.0.1", ports[0])

@@ -64,6 +64,9 @@ def test_ports_pair_by_index() -> None:
             "verbs_device": "",
             "verbs_port": 0,
             "unnumbered": False,
+            "told": False,
+            "late": False,
+            "dormant": False,
             "reserve": False,
             "unit": "",
             "distance": 0,
@@ -185,6 +188,12 @@ def test_a_control_rail_needs_a_management_nic_at_both_ends() -> None:
     assert (rails[1]["local_address"], rails[1]["remote_address"]) == ("192.168.0.1", "192.168.0.2")
     rails = rails_between(info(1, "a", 1, control=True), info(2, "b", 1), own_node=0)
     assert [rail["kind"] for rail in rails] == ["tcp"]
+    # The control rail is enough for a start where it may carry data.
+    ends = info(1, "a", 0, control=True), info(2, "b", 1, control=True)
+    rails = rails_between(*ends, own_node=0, fallback=True)
+    assert [rail["kind"] for rail in rails] == ["control"]
+    with pytest.raises(ConfigError, match="no usable NIC on host1"):
+        rails_between(*ends, own_node=0)
 
 
 @pytest.mark.parametrize(("mine", "theirs", "who"), [(0, 2, "host1"), (2, 0, "host2")])

@@ -62,6 +62,9 @@ RailDescription rail_from(const nb::dict& fields) {
   if (fields.contains("reserve")) rail.reserve = nb::cast<bool>(fields["reserve"]);
   if (fields.contains("unit")) rail.unit = nb::cast<std::string>(fields["unit"]);
   if (fields.contains("distance")) rail.distance = nb::cast<std::uint8_t>(fields["distance"]);
+  if (fields.contains("told")) rail.told = nb::cast<bool>(fields["told"]);
+  if (fields.contains("late")) rail.late = nb::cast<bool>(fields["late"]);
+  if (fields.contains("dormant")) rail.dormant = nb::cast<bool>(fields["dormant"]);
   return rail;
 }
 

@@ -11,6 +11,8 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <optional>
+#include <utility>
 
 #include "rails/shm/shm_pipe.hpp"
 #include "rails/tcp/tcp_pipe.hpp"
@@ -46,6 +48,16 @@ std::string error_text(const char* what) {
 FileDescriptor new_socket(int family) {
   return FileDescriptor::made_by(
       [family] { return ::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
+}
+
+// Returns the result of a connect: an errno, 0 once connected.  Empty: no result so far.
+std::optional<int> connect_result(int socket) {
+  pollfd ready{socket, POLLOUT, 0};
+  if (::poll(&ready, 1, 0) == 0) return std::nullopt;
+  int error = 0;
+  socklen_t size = sizeof(error);
+  ::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size);
+  return error;
 }
 
 ssize_t send_with_memory(int socket, std::span<const std::byte> data, int memory) {
@@ -116,6 +128,8 @@ FileDescriptor begin_connect(const RailRoute& route) {
   bind_to_device(socket.get(), route.device);
   const int on = 1;
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  if (route.segment > 0)
+    ::setsockopt(socket.get(), IPPROTO_TCP, TCP_MAXSEG, &route.segment, sizeof(route.segment));
   const SocketAddress local = scoped_to(route.local, route.device);
   if (::bind(socket.get(), local.get(), local.size) != 0) return {};
   const SocketAddress remote = scoped_to(route.remote, route.device);
@@ -163,6 +177,10 @@ void Connections::connect(const RailRoute& route, const Hello& hello, const Hand
   } else {
     pending.socket = begin_connect(route);
     started = pending.socket.valid();
+    for (int flow = 1; started && flow < route.flows; ++flow) {
+      FileDescriptor rival = begin_connect(route);
+      if (rival.valid()) pending.rivals.push_back(std::move(rival));
+    }
   }
   if (!started) {
     pending.fault = connect_fault_of(errno);
@@ -193,6 +211,7 @@ void Connections::add_poll_fds(std::vector<pollfd>& fds, TimeNs now) const {
     const bool writes = pending.connecting || !pending.handshake->output().empty();
     fds.push_back(
         {pending.socket.get(), static_cast<short>(writes ? POLLIN | POLLOUT : POLLIN), 0});
+    for (const FileDescriptor& rival : pending.rivals) fds.push_back({rival.get(), POLLOUT, 0});
   }
 }
 
@@ -302,11 +321,29 @@ void Connections::note_late_auth(const Pending& pending, TimeNs now) {
 // Returns true once connected.  A false result with `connecting` still set means not ready yet.
 // With `connecting` cleared, the connect failed and errno holds the cause.
 bool Connections::connect_done(Pending& pending) {
-  pollfd ready{pending.socket.get(), POLLOUT, 0};
-  if (::poll(&ready, 1, 0) == 0) return false;
   int error = 0;
-  socklen_t size = sizeof(error);
-  ::getsockopt(pending.socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+  bool connected = false;
+  std::vector<FileDescriptor> waiting;
+  pending.rivals.push_back(std::move(pending.socket));
+  for (FileDescriptor& each : pending.rivals) {
+    const std::optional<int> result = connect_result(each.get());
+    if (!result.has_value()) {
+      waiting.push_back(std::move(each));
+    } else if (*result != 0) {
+      error = *result;
+    } else if (!std::exchange(connected, true)) {
+      pending.socket = std::move(each);
+    }
+  }
+  pending.rivals.clear();
+  if (connected) {
+    error = 0;
+  } else if (!waiting.empty()) {
+    pending.socket = std::move(waiting.back());
+    waiting.pop_back();
+    pending.rivals = std::move(waiting);
+    return false;
+  }
   pending.connecting = false;
   const Hello& hello = pending.handshake->hello();
   pending.deadline = pending.began + callbacks_.patience(hello.acceptor, hello.rail);

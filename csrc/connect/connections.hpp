@@ -30,6 +30,10 @@ struct RailRoute {
   std::string device;
   SocketAddress local;   // always port 0
   SocketAddress remote;  // set at the connecting end only
+  int segment = 0;       // largest TCP segment in bytes, both ways; 0: by the MTU of the port
+  // Connections begun at once for an attempt, each from another source port; the first to connect
+  // stays.  Several pass a path of several members, of which some have died.
+  int flows = 1;
 };
 
 // Starts a TCP connection along the route.  Returns an invalid descriptor on failure, with the
@@ -96,6 +100,7 @@ class Connections {
  private:
   struct Pending {
     FileDescriptor socket;
+    std::vector<FileDescriptor> rivals;  // see RailRoute::flows; empty once connected
     FileDescriptor memory;
     std::unique_ptr<Handshake> handshake;
     // same object as `handshake`; null at the accepting end

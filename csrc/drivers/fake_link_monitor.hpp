@@ -26,8 +26,8 @@ class FakeLinkMonitor final : public LinkMonitor {
   void remove_link(int ifindex) {
     change([&] { table_.remove_link(ifindex, pending_); });
   }
-  void add_address(int ifindex, const IpAddress& address) {
-    change([&] { table_.add_address(ifindex, address, pending_); });
+  void add_address(int ifindex, const IpAddress& address, int bits = 0) {
+    change([&] { table_.add_address(ifindex, address, pending_, bits); });
   }
   void remove_address(int ifindex, const IpAddress& address) {
     change([&] { table_.remove_address(ifindex, address, pending_); });
@@ -42,6 +42,11 @@ class FakeLinkMonitor final : public LinkMonitor {
   [[nodiscard]] std::vector<IpAddress> addresses(const std::string& name) const override {
     const std::lock_guard lock(mutex_);
     return table_.addresses(name);
+  }
+  [[nodiscard]] bool shares_network(const std::string& name,
+                                    const IpAddress& other) const override {
+    const std::lock_guard lock(mutex_);
+    return table_.shares_network(name, other);
   }
   [[nodiscard]] int fd() const override { return fd_.get(); }
 

@@ -76,4 +76,16 @@ bool IpAddress::replaceable_by(const IpAddress& other) const {
   return wanted != AddressScope::none && (is_unspecified() || wanted == scope());
 }
 
+bool IpAddress::shares_network(const IpAddress& other, int bits) const {
+  if (other.family != family || bits <= 0) return false;
+  const auto whole = static_cast<std::size_t>(bits / 8);
+  if (!std::equal(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(whole),
+                  other.bytes.begin()))
+    return false;
+  const int rest = bits % 8;
+  if (rest == 0) return true;
+  const std::byte mask{static_cast<unsigned char>(0xFF00U >> static_cast<unsigned>(rest))};
+  return (bytes[whole] & mask) == (other.bytes[whole] & mask);
+}
+
 }  // namespace r2ccl

@@ -37,6 +37,8 @@ struct IpAddress {
   // Returns whether a port may replace this address with `other`: same family, same scope.  Any
   // address of a port may replace an unspecified address.
   [[nodiscard]] bool replaceable_by(const IpAddress& other) const;
+  // Returns whether both addresses have the same first `bits` bits; false for 0 bits.
+  [[nodiscard]] bool shares_network(const IpAddress& other, int bits) const;
 
   friend auto operator<=>(const IpAddress&, const IpAddress&) = default;
 };

@@ -43,6 +43,10 @@ class LinkMonitor {
   // Returns the usable addresses of the device `name` as of the last poll(), in ascending order.
   [[nodiscard]] virtual std::vector<IpAddress> addresses(const std::string& name) const = 0;
 
+  // Returns true if the device `name` has an address in one network with `other`.
+  [[nodiscard]] virtual bool shares_network(const std::string& name,
+                                            const IpAddress& other) const = 0;
+
   // Returns a descriptor that is readable (level-triggered) while poll() has input.
   [[nodiscard]] virtual int fd() const = 0;
 

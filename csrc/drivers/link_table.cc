@@ -43,10 +43,11 @@ void LinkTable::remove_link(int ifindex, Events& events) {
   entries_.erase(found);
 }
 
-void LinkTable::add_address(int ifindex, const IpAddress& address, Events& events) {
+void LinkTable::add_address(int ifindex, const IpAddress& address, Events& events, int bits) {
   const auto found = entries_.find(ifindex);
   if (found == entries_.end()) return;
-  const bool is_new = found->second.addresses.insert_or_assign(address, generation_).second;
+  const Network network{.generation = generation_, .bits = bits};
+  const bool is_new = found->second.addresses.insert_or_assign(address, network).second;
   if (is_new && watched(ifindex, found->second.state.name)) {
     report_address(LinkEventKind::address_added, ifindex, found->second, address, events);
   }
@@ -64,9 +65,18 @@ std::vector<IpAddress> LinkTable::addresses(const std::string& name) const {
   std::vector<IpAddress> found;
   for (const auto& [ifindex, entry] : entries_) {
     if (entry.state.name != name) continue;
-    for (const auto& [address, generation] : entry.addresses) found.push_back(address);
+    for (const auto& [address, network] : entry.addresses) found.push_back(address);
   }
   return found;
+}
+
+bool LinkTable::shares_network(const std::string& name, const IpAddress& other) const {
+  for (const auto& [ifindex, entry] : entries_) {
+    if (entry.state.name != name) continue;
+    for (const auto& [address, network] : entry.addresses)
+      if (address.shares_network(other, network.bits)) return true;
+  }
+  return false;
 }
 
 void LinkTable::begin_resync() { ++generation_; }
@@ -79,8 +89,8 @@ void LinkTable::end_resync(Events& events) {
       gone.push_back(ifindex);
       continue;
     }
-    for (const auto& [address, generation] : entry.addresses) {
-      if (generation != generation_) gone_addresses.emplace_back(ifindex, address);
+    for (const auto& [address, network] : entry.addresses) {
+      if (network.generation != generation_) gone_addresses.emplace_back(ifindex, address);
     }
   }
   for (const int ifindex : gone) remove_link(ifindex, events);
@@ -109,7 +119,7 @@ void LinkTable::report_address(LinkEventKind kind, int ifindex, const Entry& ent
 
 void LinkTable::report_all(int ifindex, const Entry& entry, Events& events) {
   events.push_back(event(LinkEventKind::state, ifindex, entry));
-  for (const auto& [address, generation] : entry.addresses) {
+  for (const auto& [address, network] : entry.addresses) {
     report_address(LinkEventKind::address_added, ifindex, entry, address, events);
   }
 }

@@ -31,12 +31,15 @@ class LinkTable {
 
   void set_link(int ifindex, const LinkState& state, Events& events);
   void remove_link(int ifindex, Events& events);
-  // Addresses of unknown interfaces are ignored.
-  void add_address(int ifindex, const IpAddress& address, Events& events);
+  // Addresses of unknown interfaces are ignored.  `bits`: length of the network's prefix; 0:
+  // unknown.
+  void add_address(int ifindex, const IpAddress& address, Events& events, int bits = 0);
   void remove_address(int ifindex, const IpAddress& address, Events& events);
 
   // Returns the addresses of the interface in ascending order.
   [[nodiscard]] std::vector<IpAddress> addresses(const std::string& name) const;
+  // Returns true if the interface has an address in one network with `other`.
+  [[nodiscard]] bool shares_network(const std::string& name, const IpAddress& other) const;
 
   // Between begin_resync() and end_resync(), the caller sets or adds everything that exists.
   // end_resync() removes the rest.
@@ -44,10 +47,14 @@ class LinkTable {
   void end_resync(Events& events);
 
  private:
+  struct Network {
+    std::uint64_t generation = 0;  // resync that last saw the address
+    int bits = 0;                  // length of the prefix; 0: unknown
+  };
   struct Entry {
     LinkState state;
-    std::uint64_t generation = 0;                  // resync that last saw the interface
-    std::map<IpAddress, std::uint64_t> addresses;  // value: like generation
+    std::uint64_t generation = 0;  // resync that last saw the interface
+    std::map<IpAddress, Network> addresses;
   };
 
   [[nodiscard]] bool watched(int ifindex, const std::string& name) const;

@@ -261,7 +261,7 @@ void NetlinkLinkMonitor::handle_address(std::uint16_t type, std::span<const std:
   const bool usable = (flags & IFA_F_DADFAILED) == 0 &&
                       ((flags & IFA_F_TENTATIVE) == 0 || (flags & IFA_F_OPTIMISTIC) != 0);
   if (type == RTM_NEWADDR && usable) {
-    table_.add_address(ifindex, *address, pending_);
+    table_.add_address(ifindex, *address, pending_, info->ifa_prefixlen);
   } else {
     table_.remove_address(ifindex, *address, pending_);
   }

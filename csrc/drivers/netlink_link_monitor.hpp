@@ -29,6 +29,10 @@ class NetlinkLinkMonitor final : public LinkMonitor {
   [[nodiscard]] std::vector<IpAddress> addresses(const std::string& name) const override {
     return table_.addresses(name);
   }
+  [[nodiscard]] bool shares_network(const std::string& name,
+                                    const IpAddress& other) const override {
+    return table_.shares_network(name, other);
+  }
   [[nodiscard]] int fd() const override { return events_.get(); }
   void poll(const Callback& callback) override;
 

@@ -17,6 +17,9 @@ class SilentLinkMonitor final : public LinkMonitor {
   void watch(int) override {}
   void watch(const std::string&) override {}
   [[nodiscard]] std::vector<IpAddress> addresses(const std::string&) const override { return {}; }
+  [[nodiscard]] bool shares_network(const std::string&, const IpAddress&) const override {
+    return false;
+  }
   [[nodiscard]] int fd() const override { return never_.get(); }
   void poll(const Callback&) override {}
 

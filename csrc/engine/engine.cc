@@ -74,8 +74,13 @@ Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
     if (peer == nullptr) return;
     if (!failed.final.empty()) peer->refusal = failed.final;
     if (failed.rail < peer->rails.size()) {
-      peer->rails[failed.rail].connect_error = failed.why;
-      peer->rails[failed.rail].connect_fault = failed.fault;
+      RailEnd& end = peer->rails[failed.rail];
+      end.connect_error = failed.why;
+      end.connect_fault = failed.fault;
+      end.narrow = 0;
+      end.unanswered = failed.fault == ConnectFault::no_answer;
+      end.misses = failed.fault == ConnectFault::rejected ? 0 : end.misses + 1;
+      if (peer->connects) pair_by_trial(*peer, failed.rail);
     }
     peer->connect_failed(failed.rail, failed.answered, failed.refused, now_ns());
   };
@@ -232,6 +237,7 @@ std::vector<Engine::RailInfo> Engine::rails() {
   for (auto& [id, peer] : peers_) {
     for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
       const RailEnd& end = peer->rails[rail];
+      if (end.dormant) continue;
       const bool shm = end.kind == RailKind::shm;
       const ConnectFault never_up = peer->never_up(rail);
       infos.push_back(

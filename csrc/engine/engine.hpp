@@ -209,9 +209,20 @@ class Engine {
   void withdraw_exchange(Peer& peer, RailId rail);
   void fence_verbs();
 
+  // engine_addresses.cc: ports that become ready after the start
+  void port_is_ready(Peer& peer, RailId rail, TimeNs now);
+  void pair_anew(Peer& peer, TimeNs now);
+  void pair_by_trial(Peer& peer, RailId rail);
+  [[nodiscard]] bool may_exchange(const Peer& peer, RailId one, RailId other) const;
+  void exchange_ports(Peer& peer, RailId one, RailId other, LogLevel level);
+  [[nodiscard]] bool may_pair_anew(const Peer& peer, RailId rail) const;
+  [[nodiscard]] bool fits(const RailEnd& own, const RailEnd& other) const;
+  void show_if_ready(Peer& peer, RailId rail);
+
   // engine_addresses.cc: ports whose address changes
   void device_changed(const std::string& device, TimeNs now);
   void announce_if_moved(Peer& peer, RailId rail);
+  void announce(Peer& peer, RailId rail);
   void take_addresses(Peer& peer, TimeNs now);
   // Returns the local address of the rail's next connection.
   [[nodiscard]] IpAddress local_address(const RailEnd& end) const;

@@ -149,8 +149,7 @@ Status Engine::connect(const std::vector<std::uint32_t>& peers, double timeout_s
       if (Peer* peer = find(process); peer != nullptr) start(*peer, now);
   }
   const TimeNs deadline = now_ns() + static_cast<TimeNs>(timeout_s * 1e9);
-  // Without a data rail, a start goes on over the management NIC after half of the timeout.
-  const auto patience = static_cast<TimeNs>(config_.connect_timeout_s * 0.5e9);
+  const auto connect_timeout = static_cast<TimeNs>(config_.connect_timeout_s * 1e9);
   TimeNs asked = now_ns();
   for (;;) {
     if (now_ns() - asked >= interrupt_interval_ns) {
@@ -164,14 +163,15 @@ Status Engine::connect(const std::vector<std::uint32_t>& peers, double timeout_s
       const Lock guard(*this);
       for (const std::uint32_t process : peers) {
         const Peer* peer = find(process);
-        const bool patient = !late && peer != nullptr && now < peer->started_at + patience;
+        const bool patient =
+            !late && peer != nullptr && now < peer->started_at + peer->patience(connect_timeout);
         if (peer != nullptr && (peer->may_begin(now) || (!patient && !peer->link.has_no_rail())))
           continue;
         if (peer != nullptr && !peer->refusal.empty())
           return {ErrorCode::invalid_argument, peer->label + ": " + peer->refusal};
         if (!missing.empty()) missing += "; ";
         missing += peer == nullptr ? "process " + std::to_string(process)
-                                   : peer->label + ": " + peer->describe_rails();
+                                   : peer->label + ": " + peer->describe_start();
       }
     }
     if (missing.empty()) return {};

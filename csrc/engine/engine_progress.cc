@@ -191,6 +191,8 @@ void Engine::start_due_connects(TimeNs now) {
       // A rail still connected needs an inquiry: keep the local address of the open connection.
       if (end.given.family != AF_UNSPEC && !peer->link.connected(rail))
         end.route.local = SocketAddress::ip(local_address(end), 0);
+      end.route.segment = peer->segment(rail);
+      end.route.flows = peer->flows(rail);
       connections_->connect(end.route, hello_for(*peer, rail), peer->key, now);
     }
   }
@@ -221,6 +223,7 @@ void Engine::on_established(EstablishedRail rail) {
   if (peer == nullptr || rail.rail >= peer->rails.size()) return;
   RailEnd& end = peer->rails[rail.rail];
   end.connect_error.clear();
+  end.unanswered = false;
   end.peer_names = rail.peer_names;
   const TimeNs now = now_ns();
   const int socket = rail.socket.get();
@@ -276,10 +279,11 @@ void Engine::on_link_event(const LinkEvent& event) {
                (event.kind == LinkEventKind::address_added && local.has_value() &&
                 address_is_gone(end, *local)))
         lost = RailCause::address_loss;
-      const bool back = (event.kind == LinkEventKind::state && event.carrier_up) ||
-                        (event.kind == LinkEventKind::address_added && wanted);
+      const bool back =
+          event.carrier_up && (event.kind == LinkEventKind::state ||
+                               (event.kind == LinkEventKind::address_added && wanted));
       if (lost != RailCause::none) peer->link.rail_failed(rail, peer->link.epoch(rail), lost, now);
-      if (back) peer->link.connect_soon(rail, now);
+      if (back) port_is_ready(*peer, rail, now);
     }
     peer->act(now);
     peer->send(now);

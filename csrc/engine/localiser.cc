@@ -71,7 +71,9 @@ void Localiser::survey(Peer& peer, Reachability& reachability, TimeNs now) {
     reachability.next = 0;
   }
   for (RailId rail = 0; rail < rails; ++rail)
-    if (asks_over(peer.rails[rail].kind) && peer.link.state(rail) != RailState::up) return;
+    if (asks_over(peer.rails[rail].kind) && !peer.rails[rail].dormant &&
+        peer.link.state(rail) != RailState::up)
+      return;
   if (reachability.next == 0) reachability.begun_at = now;
   for (; reachability.next < rails * rails && reachability.probes.size() < most_probes;
        ++reachability.next) {

@@ -1,8 +1,10 @@
 #include "engine/peer.hpp"
 
 #include <algorithm>
+#include <array>
 #include <iomanip>
 #include <sstream>
+#include <utility>
 
 #include "base/clock.hpp"
 
@@ -21,6 +23,20 @@ constexpr TimeNs never_up_after_ns = 10'000 * ns_per_ms;
 constexpr TimeNs reserve_wait_ns = 2000 * ns_per_ms;
 // Losses of a shared port within this time are one cause: Linux may report the second loss late.
 constexpr TimeNs one_cause_ns = 1000 * ns_per_ms;
+
+// A start waits this long for data rails if a port of each is known not to work.
+constexpr TimeNs late_patience_ns = 2000 * ns_per_ms;
+// Segments of TCP for paths with a smaller MTU than that of the port, in bytes: the smallest MTU of
+// IPv6, and a datagram that every host of IPv4 accepts.  0: by the MTU of the port.
+constexpr std::array<int, 3> segment_sizes{0, 1220, 516};
+// Headers of IPv4 and TCP, in bytes.
+constexpr int packet_headers = 40;
+// Probations in a row that the peer has ended, before the path is suspected.
+constexpr unsigned most_lost_probes = 3;
+
+// Connections of an attempt over a silent path.  If half of the members are dead, one attempt of
+// 256 finds none that works.
+constexpr int flows_at_once = 8;
 
 bool is_loss_of_port(RailCause cause) {
   return cause == RailCause::carrier_loss || cause == RailCause::device_loss;
@@ -72,15 +88,25 @@ Peer::Peer(const PeerDescription& description, const LinkOptions& options, Journ
     rails[i].route.device = description.rails[i].device;
     rails[i].unnumbered = description.rails[i].unnumbered;
     rails[i].since = now_ns();
-    rails[i].journal_entry = journal.add_rail(
-        {.name = rails[i].name, .peer = label, .device = rails[i].port(), .peer_engine = process});
-    if (rails[i].journal_entry == no_rail_entry)
-      log.add(LogLevel::warning, rails[i].name + " to " + label +
-                                     " is not shown in journal and metrics: the journal's table of "
-                                     "rails is full");
+    rails[i].reserve = description.rails[i].reserve;
+    rails[i].late = description.rails[i].late;
+    rails[i].dormant = description.rails[i].dormant;
+    rails[i].told = description.rails[i].told || rails[i].dormant;
+    if (!rails[i].dormant) enter(static_cast<RailId>(i));
   }
   link.set_observer(this);
   publish();
+}
+
+// Adds a rail to the journal.
+void Peer::enter(RailId rail) {
+  RailEnd& end = rails[rail];
+  end.journal_entry = journal_.add_rail(
+      {.name = end.name, .peer = label, .device = end.port(), .peer_engine = process});
+  if (end.journal_entry == no_rail_entry)
+    log_.add(LogLevel::warning, end.name + " to " + label +
+                                    " is not shown in journal and metrics: the journal's table of "
+                                    "rails is full");
 }
 
 // Shared memory keeps the frames for the peer; a socket or a device loses what is not acknowledged.
@@ -98,6 +124,8 @@ bool Peer::has_all_frames() const {
 
 void Peer::on_rail_moved(RailId rail, RailState from, RailState to, RailCause cause) {
   RailEnd& end = rails[rail];
+  if (to == RailState::probation) show(rail);
+  note_narrow(rail, from, to, cause);
   end.since = now_ns();
   if (to == RailState::up && first_up == 0) first_up = end.since;
   if (to == RailState::down) end.lost_at = end.since;
@@ -232,7 +260,8 @@ bool Peer::may_begin(TimeNs now) const {
   if (!link.has_data_rail()) return false;
   bool awaits_better = false;
   for (RailId id = 0; id < rails.size(); ++id)
-    awaits_better = awaits_better || (!link.reserve(id) && rails[id].kind != RailKind::control);
+    awaits_better = awaits_better || (!link.reserve(id) && rails[id].kind != RailKind::control &&
+                                      !rails[id].dormant);
   return link.tier() < RailTier::reserve || !awaits_better || now - first_up >= reserve_wait_ns;
 }
 
@@ -254,7 +283,8 @@ std::string Peer::describe_never_up(RailId rail) const {
                            : end.route.device.empty() ? local
                                                       : end.route.device + " (" + local + ")";
   switch (never_up(rail)) {
-    case ConnectFault::none: return "still connecting to " + remote;
+    case ConnectFault::none:
+      return end.connect_error.empty() ? "still connecting to " + remote : end.connect_error;
     case ConnectFault::refused:
       return remote + " refuses the connection from " + from + ": no listener, or a packet filter";
     case ConnectFault::no_route:
@@ -267,8 +297,9 @@ std::string Peer::describe_never_up(RailId rail) const {
     case ConnectFault::rejected:
       return "the connection from " + from + " to " + remote + " failed: " + end.connect_error;
     case ConnectFault::probe_unanswered:
-      return "connected from " + from + " to " + remote +
-             ", but a probe of full size got no answer: check the MTU of the whole path";
+      return "connected from " + from + " to " + remote + ", but a probe of full size (" +
+             std::to_string(max_probe_bytes) +
+             " bytes) got no answer: check the MTU of the whole path";
     case ConnectFault::no_connection:
       return "no connection of the peer has arrived at " + from + "; its log has the reason";
   }
@@ -276,12 +307,14 @@ std::string Peer::describe_never_up(RailId rail) const {
 }
 
 void Peer::tell_never_up(TimeNs connect_timeout, TimeNs now) {
-  if (told_never_up || !started || in_graceful_close()) return;
+  if (!started || in_graceful_close()) return;
   const TimeNs half = started_at + connect_timeout / 2;
   if (now < (first_up == 0 ? half : std::min(half, first_up + never_up_after_ns))) return;
-  told_never_up = true;
   std::string text;
   for (RailId id = 0; id < rails.size(); ++id) {
+    const bool waits = rails[id].ready_at != 0 && now < rails[id].ready_at + never_up_after_ns;
+    if (rails[id].told || waits) continue;
+    rails[id].told = true;
     if (link.been_up(id) || rails[id].blocked()) continue;
     if (!text.empty()) text += "; ";
     text += rails[id].name + " to " + label + " has never been up: " + describe_never_up(id);
@@ -289,9 +322,20 @@ void Peer::tell_never_up(TimeNs connect_timeout, TimeNs now) {
   if (!text.empty()) log_.add(LogLevel::warning, std::move(text));
 }
 
+std::string Peer::describe_start() const {
+  std::string text;
+  for (RailId id = 0; id < rails.size(); ++id) {
+    if (!text.empty()) text += ", ";
+    text += rails[id].name + " " + std::string(name_of(link.state(id)));
+    if (!link.been_up(id)) text += " (" + describe_never_up(id) + ")";
+  }
+  return text;
+}
+
 std::string Peer::describe_rails() const {
   std::string text;
   for (RailId id = 0; id < rails.size(); ++id) {
+    if (rails[id].dormant) continue;
     if (!text.empty()) text += ", ";
     text += rails[id].name + " " + std::string(name_of(link.state(id)));
     std::string why;
@@ -305,6 +349,86 @@ std::string Peer::describe_rails() const {
     if (!why.empty()) text += " (" + why + ")";
   }
   return text;
+}
+
+TimeNs Peer::patience(TimeNs connect_timeout) const {
+  for (const RailEnd& end : rails)
+    if (end.kind != RailKind::control && !end.late && !end.dormant) return connect_timeout / 2;
+  return std::min(late_patience_ns, connect_timeout / 2);
+}
+
+void Peer::port_is_ready(RailId rail, TimeNs now) {
+  RailEnd& end = rails[rail];
+  if (link.been_up(rail)) return;
+  end.ready_at = now;
+  end.told = end.dormant;
+}
+
+void Peer::show(RailId rail) {
+  RailEnd& end = rails[rail];
+  if (!std::exchange(end.dormant, false)) return;
+  enter(rail);
+  end.told = false;
+  end.ready_at = now_ns();
+  log_.add(LogLevel::info,
+           end.name + " to " + label + ": " + end.route.device + " is ready, the rail joins");
+}
+
+void Peer::swap_ports(RailId one, RailId other) {
+  RailEnd& a = rails[one];
+  RailEnd& b = rails[other];
+  std::swap(a.route.device, b.route.device);
+  std::swap(a.route.local, b.route.local);
+  std::swap(a.given, b.given);
+  std::swap(a.unnumbered, b.unnumbered);
+  std::swap(a.ifindex, b.ifindex);
+  for (const RailEnd* end : {&a, &b}) journal_.set_device(end->journal_entry, end->port());
+}
+
+std::string Peer::describe_narrow(const RailEnd& end) const {
+  const int size = segment_sizes[end.narrow];
+  const IpAddress local = IpAddress::from_sockaddr(end.route.local.get()).value_or(IpAddress());
+  const std::string large = end.mtu > 0 ? std::to_string(end.mtu) + " bytes" : "full size";
+  return end.name + " to " + label + ": packets of " + large + " vanish between " +
+         (end.route.device.empty() ? local.to_string() : end.route.device) + " and " +
+         end.route.remote.text() + ", packets of " + std::to_string(size + packet_headers) +
+         " bytes pass: the rail uses segments of " + std::to_string(size) +
+         " bytes; check the MTU of the whole path";
+}
+
+// A silent path may have several members, and the flow of the last connection a dead one.  Other
+// losses need no rivals: many peers rejoin at once when a port comes back.
+int Peer::flows(RailId rail) const {
+  const bool silent = link.connected(rail) || link.cause(rail) == RailCause::dead_deadline ||
+                      rails[rail].unanswered;
+  return silent && rails[rail].kind != RailKind::shm ? flows_at_once : 1;
+}
+
+int Peer::segment(RailId rail) const { return segment_sizes[rails[rail].narrow]; }
+
+// A path that drops large packets lets the handshake pass and loses the probe.  The connecting end
+// then tries smaller segments, at the next attempt alone: an attempt without a handshake proves
+// another fault.
+void Peer::note_narrow(RailId rail, RailState from, RailState to, RailCause cause) {
+  RailEnd& end = rails[rail];
+  if (!connects || (end.kind != RailKind::tcp && end.kind != RailKind::control)) return;
+  if (to == RailState::up && from == RailState::probation) {
+    end.lost_probes = 0;
+    const bool again = std::exchange(end.narrowed, end.narrow != 0);
+    if (end.narrow != 0) log_.add(again ? LogLevel::info : LogLevel::warning, describe_narrow(end));
+    return;
+  }
+  if (to != RailState::down) return;
+  if (from != RailState::probation) {
+    end.narrow = 0;  // the path may have changed
+    return;
+  }
+  if (link.been_up(rail) && !end.narrowed) return;
+  const bool lost = cause == RailCause::probation && link.has_unacked_bytes(rail);
+  if (cause == RailCause::peer_notice) ++end.lost_probes;
+  if (!lost && end.lost_probes < most_lost_probes) return;
+  end.lost_probes = 0;
+  end.narrow = (end.narrow + 1) % segment_sizes.size();
 }
 
 }  // namespace r2ccl

@@ -56,6 +56,10 @@ struct RailDescription {
   std::string unit = {};
   // Place in the order of the link's rails for small messages; see LinkOptions::distances.
   std::uint8_t distance = 0;
+  bool told = false;  // the start has told why our port does not work yet
+  bool late = false;  // a port of either end does not work yet
+  // An end of the rail was found without an address: the rail is shown once it works.
+  bool dormant = false;
 };
 
 struct PeerDescription {
@@ -85,6 +89,17 @@ struct RailEnd {
   ConnectFault connect_fault = ConnectFault::none;  // the same as a kind; kept once connected
   std::string unit;                                 // see RailDescription
   bool own_address = false;                         // the peer's address is one of this host, too
+  bool reserve = false;                             // see RailDescription; the same for the others
+  bool late = false;
+  bool dormant = false;
+  bool told = false;         // the log has why the rail has never been up, or need not have it
+  TimeNs ready_at = 0;       // last time that our port became ready; 0: never since the start
+  std::size_t narrow = 0;    // index of the next connection's segment size; see note_narrow()
+  unsigned misses = 0;       // attempts in a row, over this port, that reached no listener
+  bool unanswered = false;   // the last attempt to connect got no answer
+  bool narrowed = false;     // UP with smaller segments, now or at the last time
+  unsigned lost_probes = 0;  // probations in a row that the peer has ended
+  int mtu = 0;               // of the path by the kernel's knowledge, in bytes; 0: unknown
 
   // Returns true if a fault forbids new connections.
   [[nodiscard]] bool blocked() const {
@@ -117,8 +132,23 @@ class Peer final : public LinkObserver, public CarriedLink {
   [[nodiscard]] ConnectFault never_up(RailId rail) const;
   [[nodiscard]] std::string describe_never_up(RailId rail) const;
   // Logs a single warning about all rails that have never been UP, once that is news: some time
-  // after the first rail of the peer came up, or at half of the connect timeout.
+  // after the first rail of the peer came up, or at half of the connect timeout.  A rail whose port
+  // became ready later is news some time after.
   void tell_never_up(TimeNs connect_timeout, TimeNs now);
+  // Returns why no rail has come up, for the error of a start.
+  [[nodiscard]] std::string describe_start() const;
+  // Returns how long a start waits for a data rail before it goes on over the management NIC.
+  [[nodiscard]] TimeNs patience(TimeNs connect_timeout) const;
+  // Notes that the rail's own port works, perhaps for the first time.
+  void port_is_ready(RailId rail, TimeNs now);
+  // Enters a dormant rail into the journal and the listings.
+  void show(RailId rail);
+  // Exchanges the own ports of two rails that have never been UP.
+  void swap_ports(RailId one, RailId other);
+  // Number of connections of the rail's next attempt; see RailRoute::flows.
+  [[nodiscard]] int flows(RailId rail) const;
+  // Segment of the rail's next connection, in bytes; 0: by the MTU of the port.
+  [[nodiscard]] int segment(RailId rail) const;
 
   const std::uint32_t process;
   const std::string label;
@@ -129,12 +159,11 @@ class Peer final : public LinkObserver, public CarriedLink {
   const bool posted;    // see PeerDescription
   std::set<ConnectionId> orphans_told;  // see Posted::orphans()
   bool started = false;
-  bool begun = false;          // calls have been allowed to begin once, see Engine::connected()
-  bool connects = true;        // this process connects the rails
-  TimeNs started_at = 0;       // of the first connection attempts
-  TimeNs first_up = 0;         // first time that a rail was UP; 0: never
-  bool told_never_up = false;  // see tell_never_up(); true without such rails, too
-  bool loss_told = true;       // the log has a line about the lost peer; true before the first rail
+  bool begun = false;     // calls have been allowed to begin once, see Engine::connected()
+  bool connects = true;   // this process connects the rails
+  TimeNs started_at = 0;  // of the first connection attempts
+  TimeNs first_up = 0;    // first time that a rail was UP; 0: never
+  bool loss_told = true;  // the log has a line about the lost peer; true before the first rail
   bool closing = false;
   [[nodiscard]] bool in_graceful_close() const { return closing || link.peer_closed(); }
   // Returns true if a rail has brought all frames to the peer's host, the peer has closed, or no
@@ -144,6 +173,9 @@ class Peer final : public LinkObserver, public CarriedLink {
  private:
   void note(RailId rail, JournalRecord record);  // adds entry and epoch of the rail
   void publish(RailId rail);
+  void enter(RailId rail);
+  void note_narrow(RailId rail, RailState from, RailState to, RailCause cause);
+  [[nodiscard]] std::string describe_narrow(const RailEnd& end) const;
   [[nodiscard]] std::string shared_loss(RailId rail) const;
 
   Journal& journal_;

@@ -145,6 +145,13 @@ JournalRail* Journal::rail(std::uint32_t entry) {
   return reinterpret_cast<JournalRail*>(memory_.get() + rails_offset) + entry;
 }
 
+void Journal::set_device(std::uint32_t entry, std::string_view device) {
+  JournalRail* const found = rail(entry);
+  if (found == nullptr) return;
+  std::memset(found->device, 0, sizeof(found->device));
+  copy_text(found->device, sizeof(found->device), device);
+}
+
 JournalGroup* Journal::add_group(std::string_view name, std::uint64_t id, int rank, int ranks) {
   const std::span groups(reinterpret_cast<JournalGroup*>(memory_.get() + groups_offset),
                          group_capacity);

@@ -164,6 +164,8 @@ class Journal {
   // is full.
   std::uint32_t add_rail(const RailNames& names);
   [[nodiscard]] JournalRail* rail(std::uint32_t entry);  // null for no_rail_entry
+  // Replaces the device of an entry; cut to 31 bytes.  No effect for no_rail_entry.
+  void set_device(std::uint32_t entry, std::string_view device);
   // Returns the entry of a communicator; the name is cut to 31 bytes.  A closed entry with the same
   // name is continued.  Null: the table is full of open entries.
   JournalGroup* add_group(std::string_view name, std::uint64_t id, int rank, int ranks);

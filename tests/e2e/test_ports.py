@@ -66,6 +66,12 @@ class Ranks:
             rank.wait(60)
 
 
+def warnings(ranks: Ranks, rank: int, part: str) -> list[str]:
+    """Returns the warnings of a rank with a text."""
+    lines: list[str] = ranks.ranks[rank].ask({"do": "warnings"})
+    return [line for line in lines if part in line]
+
+
 def host(end: str) -> str:
     """Returns the address of an end, as in `10.0.0.1:7` or `[fe80::1]:7`."""
     return end.rpartition(":")[0].strip("[]")
@@ -205,10 +211,76 @@ def test_a_port_without_a_carrier_at_the_start_joins(
 ) -> None:
     lab = make_lab(rails=1)
     lab.cut(0, 0)
-    ranks = Ranks(jobs, lab)
+    ranks = Ranks(jobs, lab, connect_timeout_s=2)
     ranks.await_ends(0, [MANAGED])
+    for rank in (0, 1):  # half of the timeout has passed, or passes soon
+        timely(
+            lambda rank=rank: warnings(ranks, rank, "rail0"), f"a warning of rank {rank}", REJOIN_S
+        )
     lab.heal(0, 0)
     ranks.await_ends(0, ["rail0 10.77.1.1 10.77.1.2", MANAGED])
+    for rank in (0, 1):
+        assert len(warnings(ranks, rank, "rail0")) == 1, ranks.log(rank)
+    ranks.finish()
+
+
+@pytest.mark.case("20", LATE_PORT)
+@pytest.mark.parametrize("node", [0, 1])
+def test_ports_without_an_address_at_the_start_join_by_their_networks(
+    jobs: Any, make_lab: Callable[..., Lab], node: int
+) -> None:
+    """The addresses come after the start, and cross the pairs that the start has guessed."""
+    lab = make_lab(rails=3)
+    late = {rail: lab.nodes[node].rail_address(rail) for rail in (1, 2)}
+    for rail, address in late.items():
+        ip(lab, node, f"address del {address}/24 dev rail{rail}")
+    plug(lab, node, 1, "rail2")
+    plug(lab, node, 2, "rail1")
+    ranks = Ranks(jobs, lab)
+    first = ["rail0 10.77.1.1 10.77.1.2", MANAGED]
+    ranks.await_ends(0, first)
+    for rail in (1, 2):
+        told = [line for line in ranks.log(node) if f"rail{rail} is no rail yet" in line]
+        assert len(told) == 1, ranks.log(node)
+    names = [rail["name"] for rail in ranks.rails(0)]
+    assert len(names) == len(first), "rails without an address are not listed"
+    ip(lab, node, f"address add {late[2]}/24 dev rail1")
+    ip(lab, node, f"address add {late[1]}/24 dev rail2")
+    here = {1: "rail2", 2: "rail1"} if node == 0 else {1: "rail1", 2: "rail2"}
+    up = [f"{here[rail]} 10.77.{rail + 1}.1 10.77.{rail + 1}.2" for rail in (1, 2)]
+    ranks.await_ends(0, [*first, *up])
+    ranks.more_steps()
+    ranks.finish()
+
+
+def test_crossed_wires_of_one_network_are_found(jobs: Any, make_lab: Callable[..., Lab]) -> None:
+    """Two switches have the same network, so that addresses do not tell the wires apart."""
+    lab = make_lab(rails=3)
+    for node in (0, 1):
+        for rail in (1, 2):
+            ip(lab, node, f"address flush dev rail{rail}")
+            ip(lab, node, f"address add 10.9.0.{2 * node + rail}/24 dev rail{rail}")
+    plug(lab, 1, 1, "rail2")
+    plug(lab, 1, 2, "rail1")
+    ranks = Ranks(jobs, lab, "rail0,rail1,rail2")
+    up = ["rail0 10.77.1.1 10.77.1.2", "rail1 10.9.0.1 10.9.0.4", "rail2 10.9.0.2 10.9.0.3"]
+    ranks.await_ends(0, up)
+    ranks.more_steps()
+    ranks.finish()
+
+
+@pytest.mark.case("30", "no rail over a path that drops large packets, and no word of it")
+def test_a_path_with_a_small_mtu_at_the_start_carries_smaller_segments(
+    jobs: Any, make_lab: Callable[..., Lab]
+) -> None:
+    lab = make_lab(rails=2)
+    lab.mtu_hole(1, 1)
+    ranks = Ranks(jobs, lab, "rail0,rail1")
+    ranks.await_ends(0, ["rail0 10.77.1.1 10.77.1.2", "rail1 10.77.2.1 10.77.2.2"])
+    told = [text for rank in (0, 1) for text in warnings(ranks, rank, "uses segments of 516 bytes")]
+    assert len(told) == 1, "the connecting end tells it"
+    assert "packets of 1500 bytes vanish between rail1 and 10.77.2." in told[0]
+    ranks.more_steps()
     ranks.finish()
 
 

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <span>
@@ -50,12 +51,13 @@ struct Fixture {
     EXPECT_EQ(::listen(port.get(), 32), 0);
     EXPECT_EQ(::getsockname(port.get(), at.get(), &at.size), 0);
   }
-  void connect(TimeNs now, std::uint16_t rail = hello.rail) {
+  void connect(TimeNs now, std::uint16_t rail = hello.rail, int flows = 1) {
     Hello own = hello;
     own.rail = rail;
     connections.connect({.device = "",
                          .local = SocketAddress::ip(IpAddress::parse("127.0.0.1").value(), 0),
-                         .remote = at},
+                         .remote = at,
+                         .flows = flows},
                         own, HandshakeKey{}, now);
   }
   // Goes on until `condition()`: the kernel may deliver with a delay.
@@ -109,6 +111,20 @@ TEST(Connections, AnUnansweredAttemptFailsAtTheTimeout) {
   fixture.connections.progress(timeout);
   EXPECT_EQ(fixture.failed, 1);
   EXPECT_EQ(fixture.connections.pending(), 0U);
+}
+
+// The first connection of an attempt carries the handshake, and the others end at once.
+TEST(Connections, OneConnectionOfAnAttemptStays) {
+  Fixture fixture;
+  fixture.connect(0, hello.rail, 4);
+  std::array<FileDescriptor, 4> accepted;
+  for (FileDescriptor& socket : accepted) socket = fixture.accept();
+  EXPECT_EQ(fixture.connections.pending(), 1U);
+  const auto all_heard = [&] { return std::ranges::all_of(accepted, readable); };
+  ASSERT_TRUE(fixture.progress_until(all_heard, "a hello or an end on each connection"));
+  const auto says_hello = [](const FileDescriptor& socket) { return received(socket) > 0; };
+  EXPECT_EQ(std::ranges::count_if(accepted, says_hello), 1);
+  EXPECT_EQ(fixture.failed, 0);
 }
 
 // A rank that starts on few cores answers late.

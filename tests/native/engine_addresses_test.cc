@@ -184,6 +184,42 @@ TEST_F(Addresses, MayComeAfterTheStart) {
   }
 }
 
+// Both ends guess which late ports belong together.  The addresses show that the guess was wrong.
+TEST_F(Addresses, OfLatePortsDecideThePairs) {
+  for (const int late_rank : {accepting, connecting}) {
+    Job::Options late = options();
+    late.rails = 3;
+    late.bare = [](int, int rail) { return rail > 0; };
+    late.address = [late_rank](int rank, int rail) -> std::string {
+      if (rail == 0) return Job::address(0);
+      if (rank == late_rank) return "0.0.0.0";
+      return "127.0." + std::to_string(10 + rail) + ".1";
+    };
+    job.reset();
+    job = std::make_unique<Job>(late);
+    const auto give = [&](int rank, int rail, const std::string& address) {
+      job->monitors[static_cast<std::size_t>(rank)]->add_address(Job::ifindex(rail), ip(address),
+                                                                 24);
+    };
+    const int other = late_rank == accepting ? connecting : accepting;
+    give(other, 1, "127.0.11.1");
+    give(other, 2, "127.0.12.1");
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the engine sees its networks
+    give(late_rank, 1, "127.0.12.2");
+    give(late_rank, 2, "127.0.11.2");
+    // The rail keeps the port of the accepting end.
+    const bool accepts_late = late_rank == accepting;
+    ASSERT_TRUE(joined(1, accepts_late ? "127.0.12.2" : "127.0.11.1",
+                       accepts_late ? "127.0.12.1" : "127.0.11.2"))
+        << "late rank " << late_rank;
+    ASSERT_TRUE(joined(2, accepts_late ? "127.0.11.2" : "127.0.12.1",
+                       accepts_late ? "127.0.11.1" : "127.0.12.2"))
+        << "late rank " << late_rank;
+    EXPECT_EQ(info(connecting, 1).device, "no-port2");
+    steps();
+  }
+}
+
 TEST_F(Addresses, MayChangeQuicklyAndTheLastWins) {
   std::string accepts = given;
   for (int i = 1; i < 100; ++i) {

@@ -38,6 +38,7 @@ class Job {
     std::function<std::string(int rank, int rail)> address = {};  // null: loopback
     std::function<std::string(int rank, int rail)> rdma = {};     // RDMA device of `driver`
     std::function<std::uint8_t(int rail)> distance = {};          // null: all rails are equal
+    std::function<bool(int rank, int rail)> bare = {};  // the device has no address at the start
     Config config;
     std::function<void(Job&)> listening = {};  // all ranks listen, no peers yet
   };
@@ -51,7 +52,7 @@ class Job {
         verbs->add_device(verbs_device(rank, rail));
     for (int rank = 0; rank < options.ranks; ++rank) {
       auto engine = Engine::create(options.config, base + static_cast<std::uint32_t>(rank),
-                                   monitor(), options.driver ? options.driver : verbs);
+                                   monitor(rank), options.driver ? options.driver : verbs);
       EXPECT_TRUE(engine.ok());
       ports.emplace_back();
       if (options.shm) {
@@ -206,12 +207,13 @@ class Job {
   [[nodiscard]] std::string address_of(int rank, int rail) const {
     return options_.address ? options_.address(rank, rail) : address(rail);
   }
-  std::unique_ptr<LinkMonitor> monitor() {
+  std::unique_ptr<LinkMonitor> monitor(int rank) {
     if (!options_.devices) return nullptr;
     auto made = std::make_unique<FakeLinkMonitor>();
     for (int rail = 0; rail < options_.rails; ++rail) {
       made->set_link(ifindex(rail), device(rail), true);
-      made->add_address(ifindex(rail), IpAddress::parse(address(rail)).value());
+      if (!options_.bare || !options_.bare(rank, rail))
+        made->add_address(ifindex(rail), IpAddress::parse(address(rail)).value());
     }
     monitors.push_back(made.get());
     return made;

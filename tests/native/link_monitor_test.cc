@@ -61,6 +61,17 @@ bool readable(int fd, int timeout_ms) {
   return ::poll(&item, 1, timeout_ms) == 1;
 }
 
+TEST(IpAddress, SharesANetworkByItsFirstBits) {
+  EXPECT_TRUE(ip("10.1.2.3").shares_network(ip("10.1.2.200"), 24));
+  EXPECT_FALSE(ip("10.1.2.3").shares_network(ip("10.1.3.3"), 24));
+  EXPECT_TRUE(ip("10.1.2.3").shares_network(ip("10.1.3.3"), 23));
+  EXPECT_FALSE(ip("10.1.2.3").shares_network(ip("10.1.2.2"), 32));
+  EXPECT_TRUE(ip("fd00::1").shares_network(ip("fd00::ffff:1"), 64));
+  EXPECT_FALSE(ip("fd00::1").shares_network(ip("fd01::1"), 16));
+  EXPECT_FALSE(ip("10.1.2.3").shares_network(ip("10.1.2.3"), 0)) << "the length is unknown";
+  EXPECT_FALSE(ip("10.1.2.3").shares_network(ip("fd00::1"), 8));
+}
+
 TEST(IpAddress, ReadsAndWritesNumericText) {
   for (const char* text :
        {"10.0.0.1", "255.255.255.255", "0.0.0.0", "::1", "fd00::12", "fe80::1"}) {

@@ -244,6 +244,111 @@ TEST(NeverUp, IsNewsTenSecondsAfterTheFirstRail) {
   EXPECT_EQ(warnings(alone.log, "never been up").size(), 1U);
 }
 
+// The start has told why the port does not work.  The rail is news again once the port was ready
+// for some time.
+TEST(NeverUp, IsNotToldTwice) {
+  RailDescription rail = rail_of(0);
+  rail.told = true;
+  Alone alone({rail});
+  const TimeNs begin = now_ns();
+  alone.peer.started = true;
+  alone.peer.started_at = begin;
+  alone.peer.tell_never_up(1000 * ns_per_ms, begin + 3600'000 * ns_per_ms);
+  EXPECT_EQ(warnings(alone.log, "never been up").size(), 0U);
+  const TimeNs ready = begin + 7200'000 * ns_per_ms;
+  alone.peer.port_is_ready(0, ready);
+  alone.peer.tell_never_up(1000 * ns_per_ms, ready + 9999 * ns_per_ms);
+  EXPECT_EQ(warnings(alone.log, "never been up").size(), 0U);
+  for (int again = 0; again < 3; ++again)
+    alone.peer.tell_never_up(1000 * ns_per_ms, ready + 10'000 * ns_per_ms);
+  EXPECT_EQ(warnings(alone.log, "never been up").size(), 1U);
+}
+
+TEST(NeverUp, ADormantRailIsShownOnceItConnects) {
+  RailDescription later = rail_of(1);
+  later.dormant = true;
+  Alone alone({rail_of(0), later});
+  const auto shown = [&] {
+    JournalHeader header;
+    const std::string bytes = alone.journal.copy();
+    std::memcpy(&header, bytes.data(), sizeof(header));
+    return header.rail_count;
+  };
+  EXPECT_EQ(shown(), 1U);
+  EXPECT_EQ(alone.peer.describe_rails().find("rail1"), std::string::npos);
+  alone.peer.started = true;
+  alone.peer.tell_never_up(1, now_ns() + 3600'000 * ns_per_ms);
+  EXPECT_EQ(warnings(alone.log, "rail1").size(), 0U);
+  alone.bring_up(1);
+  EXPECT_EQ(shown(), 2U);
+  EXPECT_STREQ(alone.journal.rail(1)->name, "rail1@node1");
+  EXPECT_EQ(alone.journal.rail(1)->state, static_cast<std::uint8_t>(RailState::up));
+  EXPECT_NE(alone.peer.describe_rails().find("rail1@node1 UP"), std::string::npos);
+}
+
+TEST(NeverUp, AStartDoesNotWaitForPortsThatDoNotWork) {
+  std::vector<RailDescription> rails{rail_of(0), rail_of(1), rail_of(2)};
+  rails[0].kind = RailKind::control;
+  rails[1].late = true;
+  rails[2].dormant = true;
+  EXPECT_EQ(Alone(rails).peer.patience(60'000 * ns_per_ms), 2000 * ns_per_ms);
+  rails[1].late = false;
+  EXPECT_EQ(Alone(rails).peer.patience(60'000 * ns_per_ms), 30'000 * ns_per_ms);
+}
+
+// A path that takes the handshake and drops the probe gets smaller segments.
+class Narrow : public ::testing::Test {
+ protected:
+  // Opens the next epoch, sends its probe and loses the rail.
+  void lose_probe(RailCause cause = RailCause::probation, bool acked = false) {
+    ASSERT_TRUE(alone.peer.link.rail_established(0, ++epoch, now_ns()));
+    OutFrame frame{};
+    while (frame.header.type != FrameType::ping)
+      ASSERT_TRUE(alone.peer.link.next_frame(0, frame, now_ns()));
+    if (acked) alone.peer.link.path_acked(0, epoch, 1U << 20U, false, now_ns());
+    alone.peer.link.rail_failed(0, epoch, cause, now_ns());
+    alone.peer.link.rail_closed(0, epoch, now_ns());
+    alone.peer.link.peer_fenced(0, epoch, now_ns());
+  }
+  Alone alone{{rail_of(0)}};
+  Epoch epoch = 0;
+};
+
+TEST_F(Narrow, SegmentsFollowALostProbe) {
+  EXPECT_EQ(alone.peer.segment(0), 0);
+  lose_probe();
+  EXPECT_EQ(alone.peer.segment(0), 1220);
+  lose_probe();
+  EXPECT_EQ(alone.peer.segment(0), 516);
+  lose_probe();
+  EXPECT_EQ(alone.peer.segment(0), 0);
+}
+
+TEST_F(Narrow, SegmentsNeedEvidenceOfThePath) {
+  lose_probe(RailCause::carrier_loss);
+  EXPECT_EQ(alone.peer.segment(0), 0);
+  lose_probe(RailCause::socket_error);
+  EXPECT_EQ(alone.peer.segment(0), 0);
+  lose_probe(RailCause::peer_notice);
+  lose_probe(RailCause::peer_notice);
+  EXPECT_EQ(alone.peer.segment(0), 0);
+  lose_probe(RailCause::peer_notice);  // the probes of the peer are lost, again and again
+  EXPECT_EQ(alone.peer.segment(0), 1220);
+}
+
+TEST_F(Narrow, SegmentsAreToldOnceWithBothSizes) {
+  RailEnd& end = alone.peer.rails[0];
+  end.mtu = 1500;
+  end.route.device = "eth1";
+  end.narrow = 1;
+  alone.bring_up(0);
+  const Lines told = warnings(alone.log, "uses segments of 1220 bytes");
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_NE(told[0].find("packets of 1500 bytes vanish between eth1 and"), std::string::npos);
+  alone.peer.link.rail_failed(0, 1, RailCause::dead_deadline, now_ns());
+  EXPECT_EQ(alone.peer.segment(0), 0) << "the path may have changed";
+}
+
 TEST(SharedPort, TwoLostCarriersOfAUnitAreOneCause) {
   std::vector<RailDescription> rails{rail_of(0), rail_of(1), rail_of(2)};
   rails[0].unit = rails[1].unit = "port 0 of the card at 0000:01:00";

@@ -34,10 +34,13 @@ class LogLines(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
+        self.warnings: list[str] = []
         logging.getLogger("r2serve").addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
+        if record.levelno == logging.WARNING:
+            self.warnings.append(record.getMessage())
         sys.stderr.write(f"{record.created:.3f} {record.levelname} {record.getMessage()}\n")
 
 

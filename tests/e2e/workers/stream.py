@@ -68,6 +68,8 @@ class Stream:
             return read.short_of_cpu_ns
         elif what == "log":
             return self.log.lines
+        elif what == "warnings":
+            return self.log.warnings
         elif what == "steps":
             return self.steps
         elif what == "pid":

@@ -30,6 +30,10 @@ constexpr std::size_t most_connects = 16;
 constexpr TimeNs unanswered_connect_ns = 100 * ns_per_ms;
 constexpr TimeNs counted_handshake_ns = 1000 * ns_per_ms;
 
+// Further connections of all attempts together; see RailRoute::flows.  Without a limit, attempts of
+// many silent rails would take all descriptors.
+constexpr std::size_t most_rivals = 64;
+
 constexpr const char* closed_by_peer = "the peer closed the connection";
 
 // Pause of the accepts once no descriptor is left.  Without a pause, a listener stays readable, and
@@ -177,9 +181,12 @@ void Connections::connect(const RailRoute& route, const Hello& hello, const Hand
   } else {
     pending.socket = begin_connect(route);
     started = pending.socket.valid();
-    for (int flow = 1; started && flow < route.flows; ++flow) {
+    std::size_t rivals = 0;
+    for (const Pending& other : pending_) rivals += other.rivals.size();
+    for (int flow = 1; started && flow < route.flows && rivals < most_rivals; ++flow, ++rivals) {
       FileDescriptor rival = begin_connect(route);
-      if (rival.valid()) pending.rivals.push_back(std::move(rival));
+      if (!rival.valid()) break;  // no descriptor or no port is left
+      pending.rivals.push_back(std::move(rival));
     }
   }
   if (!started) {

@@ -32,7 +32,8 @@ struct RailRoute {
   SocketAddress remote;  // set at the connecting end only
   int segment = 0;       // largest TCP segment in bytes, both ways; 0: by the MTU of the port
   // Connections begun at once for an attempt, each from another source port; the first to connect
-  // stays.  Several pass a path of several members, of which some have died.
+  // stays.  Several pass a path of several members, of which some have died.  Fewer are begun if
+  // many attempts are in progress.
   int flows = 1;
 };
 

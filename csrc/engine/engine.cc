@@ -77,7 +77,7 @@ Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
       RailEnd& end = peer->rails[failed.rail];
       end.connect_error = failed.why;
       end.connect_fault = failed.fault;
-      end.narrow = 0;
+      if (!failed.refused) end.narrow = 0;  // a refusal passed the path, as a handshake does
       end.unanswered = failed.fault == ConnectFault::no_answer;
       end.misses = failed.fault == ConnectFault::rejected ? 0 : end.misses + 1;
       if (peer->connects) pair_by_trial(*peer, failed.rail);

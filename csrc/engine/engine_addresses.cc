@@ -80,7 +80,9 @@ void Engine::announce_if_moved(Peer& peer, RailId rail) {
 void Engine::announce(Peer& peer, RailId rail) {
   const RailEnd& end = peer.rails[rail];
   const SocketAddress* port = connections_->listeners.at(end.route.device, end.given);
-  if (port != nullptr) peer.link.announce_address(rail, endpoint_at(*port));
+  // The peer takes the announcement of no address for a violation of the protocol.
+  if (port != nullptr && !local_address(end).is_unspecified())
+    peer.link.announce_address(rail, endpoint_at(*port));
 }
 
 // Applies the addresses announced by a peer.  The pair key proves the peer's identity, so a wrong
@@ -152,6 +154,7 @@ void Engine::note_addresses(const Peer& peer, RailEnd& end, int socket) const {
 // connecting end connects at once, and decides which of its ports joins which port of the peer
 // while rails have never been UP: a port without an address at the start was paired by a guess.
 void Engine::port_is_ready(Peer& peer, RailId rail, TimeNs now) {
+  if (local_address(peer.rails[rail]).is_unspecified()) return;  // a carrier without an address
   peer.port_is_ready(rail, now);
   if (peer.connects) {
     show_if_ready(peer, rail);

@@ -29,10 +29,13 @@ constexpr TimeNs late_patience_ns = 2000 * ns_per_ms;
 // Segments of TCP for paths with a smaller MTU than that of the port, in bytes: the smallest MTU of
 // IPv6, and a datagram that every host of IPv4 accepts.  0: by the MTU of the port.
 constexpr std::array<int, 3> segment_sizes{0, 1220, 516};
-// Headers of IPv4 and TCP, in bytes.
-constexpr int packet_headers = 40;
+// Headers of IP and TCP, in bytes.
+constexpr int packet_headers_v4 = 40;
+constexpr int packet_headers_v6 = 60;
 // Probations in a row that the peer has ended, before the path is suspected.
 constexpr unsigned most_lost_probes = 3;
+// A probe without any acknowledgement for this long is lost: TCP has sent it twice.
+constexpr TimeNs lost_probe_ns = 400 * ns_per_ms;
 
 // Connections of an attempt over a silent path.  If half of the members are dead, one attempt of
 // 256 finds none that works.
@@ -312,8 +315,8 @@ void Peer::tell_never_up(TimeNs connect_timeout, TimeNs now) {
   if (now < (first_up == 0 ? half : std::min(half, first_up + never_up_after_ns))) return;
   std::string text;
   for (RailId id = 0; id < rails.size(); ++id) {
-    const bool waits = rails[id].ready_at != 0 && now < rails[id].ready_at + never_up_after_ns;
-    if (rails[id].told || waits) continue;
+    const bool early = rails[id].ready_at != 0 && now < rails[id].ready_at + never_up_after_ns;
+    if (rails[id].told || early) continue;
     rails[id].told = true;
     if (link.been_up(id) || rails[id].blocked()) continue;
     if (!text.empty()) text += "; ";
@@ -359,7 +362,8 @@ TimeNs Peer::patience(TimeNs connect_timeout) const {
 
 void Peer::port_is_ready(RailId rail, TimeNs now) {
   RailEnd& end = rails[rail];
-  if (link.been_up(rail)) return;
+  // A port that comes and goes is news once.
+  if (link.been_up(rail) || !end.told || end.ready_at != 0) return;
   end.ready_at = now;
   end.told = end.dormant;
 }
@@ -387,11 +391,12 @@ void Peer::swap_ports(RailId one, RailId other) {
 
 std::string Peer::describe_narrow(const RailEnd& end) const {
   const int size = segment_sizes[end.narrow];
+  const int headers = end.given.family == AF_INET6 ? packet_headers_v6 : packet_headers_v4;
   const IpAddress local = IpAddress::from_sockaddr(end.route.local.get()).value_or(IpAddress());
   const std::string large = end.mtu > 0 ? std::to_string(end.mtu) + " bytes" : "full size";
   return end.name + " to " + label + ": packets of " + large + " vanish between " +
          (end.route.device.empty() ? local.to_string() : end.route.device) + " and " +
-         end.route.remote.text() + ", packets of " + std::to_string(size + packet_headers) +
+         end.route.remote.text() + ", packets of " + std::to_string(size + headers) +
          " bytes pass: the rail uses segments of " + std::to_string(size) +
          " bytes; check the MTU of the whole path";
 }
@@ -408,7 +413,7 @@ int Peer::segment(RailId rail) const { return segment_sizes[rails[rail].narrow];
 
 // A path that drops large packets lets the handshake pass and loses the probe.  The connecting end
 // then tries smaller segments, at the next attempt alone: an attempt without a handshake proves
-// another fault.
+// another fault.  The peer's probation may end first, and resets the connection.
 void Peer::note_narrow(RailId rail, RailState from, RailState to, RailCause cause) {
   RailEnd& end = rails[rail];
   if (!connects || (end.kind != RailKind::tcp && end.kind != RailKind::control)) return;
@@ -424,7 +429,10 @@ void Peer::note_narrow(RailId rail, RailState from, RailState to, RailCause caus
     return;
   }
   if (link.been_up(rail) && !end.narrowed) return;
-  const bool lost = cause == RailCause::probation && link.has_unacked_bytes(rail);
+  const bool ended_by_peer = cause == RailCause::peer_notice || cause == RailCause::socket_error;
+  const bool waited = now_ns() - end.since >= lost_probe_ns;
+  const bool lost = (cause == RailCause::probation || (ended_by_peer && waited)) &&
+                    link.has_unacked_bytes(rail);
   if (cause == RailCause::peer_notice) ++end.lost_probes;
   if (!lost && end.lost_probes < most_lost_probes) return;
   end.lost_probes = 0;

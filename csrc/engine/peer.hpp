@@ -93,7 +93,7 @@ struct RailEnd {
   bool late = false;
   bool dormant = false;
   bool told = false;         // the log has why the rail has never been up, or need not have it
-  TimeNs ready_at = 0;       // last time that our port became ready; 0: never since the start
+  TimeNs ready_at = 0;       // first time that our late port became ready; 0: never
   std::size_t narrow = 0;    // index of the next connection's segment size; see note_narrow()
   unsigned misses = 0;       // attempts in a row, over this port, that reached no listener
   bool unanswered = false;   // the last attempt to connect got no answer

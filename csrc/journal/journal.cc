@@ -148,7 +148,6 @@ JournalRail* Journal::rail(std::uint32_t entry) {
 void Journal::set_device(std::uint32_t entry, std::string_view device) {
   JournalRail* const found = rail(entry);
   if (found == nullptr) return;
-  std::memset(found->device, 0, sizeof(found->device));
   copy_text(found->device, sizeof(found->device), device);
 }
 

@@ -451,9 +451,10 @@ void Link::send_close() {
   each_usable([](RailId, Rail& rail) { rail.control.close = true; });
 }
 
-bool Link::awaits_path_ack(RailId id) const {
-  const Rail& rail = rails_[id];
-  return connected(id) && rail.path.acked < rail.path.sent;
+bool Link::has_unacked_bytes(RailId id) const {
+  return rails_[id].path.acked < rails_[id].path.sent;
 }
+
+bool Link::awaits_path_ack(RailId id) const { return connected(id) && has_unacked_bytes(id); }
 
 }  // namespace r2ccl

@@ -205,11 +205,8 @@ class Link {
   // Returns the rail of the last received data: the peer's best rail, perhaps not ours.  any_rail:
   // no data yet.
   [[nodiscard]] RailId inbound_rail() const { return inbound_; }
-  // Returns true if the rail has sent bytes without a path ack, in its last epoch if that ended.
-  [[nodiscard]] bool has_unacked_bytes(RailId rail) const {
-    return rails_[rail].path.acked < rails_[rail].path.sent;
-  }
-  // Returns true if the rail has sent bytes without a path ack.
+  // Return true if bytes of the last epoch have no path ack; awaits_path_ack(): of an open epoch.
+  [[nodiscard]] bool has_unacked_bytes(RailId rail) const;
   [[nodiscard]] bool awaits_path_ack(RailId rail) const;
   [[nodiscard]] bool connected(RailId rail) const {
     return rails_[rail].state == RailState::probation || usable(rails_[rail]);

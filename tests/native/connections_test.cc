@@ -127,6 +127,20 @@ TEST(Connections, OneConnectionOfAnAttemptStays) {
   EXPECT_EQ(fixture.failed, 0);
 }
 
+// Many silent rails do not take all descriptors of the process.
+TEST(Connections, FurtherConnectionsOfAllAttemptsAreLimited) {
+  Fixture fixture;
+  const auto sockets = [&fixture] {
+    std::vector<pollfd> fds;
+    fixture.connections.add_poll_fds(fds, 0);
+    return fds.size();
+  };
+  for (std::uint16_t rail = 0; rail < 20; ++rail) fixture.connect(0, rail, 8);
+  EXPECT_EQ(sockets(), 20U + 64U);
+  for (std::uint16_t rail = 0; rail < 20; ++rail) fixture.connect(1, rail, 8);
+  EXPECT_EQ(sockets(), 20U + 64U) << "a replaced attempt returns its connections";
+}
+
 // A rank that starts on few cores answers late.
 TEST(Connections, ALateHandshakeHasTheTimeThatTheOwnerGives) {
   Fixture fixture;

@@ -202,6 +202,10 @@ TEST_F(Addresses, OfLatePortsDecideThePairs) {
                                                                  24);
     };
     const int other = late_rank == accepting ? connecting : accepting;
+    // A carrier without an address is no news: its announcement would end the rail that carries it.
+    const Epoch first = info(connecting, 0).epoch;
+    FakeLinkMonitor& without = *job->monitors[static_cast<std::size_t>(late_rank)];
+    for (const bool carrier : {false, true}) without.set_link(Job::ifindex(1), "no-port1", carrier);
     give(other, 1, "127.0.11.1");
     give(other, 2, "127.0.12.1");
     std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the engine sees its networks
@@ -216,6 +220,7 @@ TEST_F(Addresses, OfLatePortsDecideThePairs) {
                        accepts_late ? "127.0.11.1" : "127.0.12.2"))
         << "late rank " << late_rank;
     EXPECT_EQ(info(connecting, 1).device, "no-port2");
+    EXPECT_EQ(info(connecting, 0).epoch, first);
     steps();
   }
 }

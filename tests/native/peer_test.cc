@@ -262,6 +262,21 @@ TEST(NeverUp, IsNotToldTwice) {
   for (int again = 0; again < 3; ++again)
     alone.peer.tell_never_up(1000 * ns_per_ms, ready + 10'000 * ns_per_ms);
   EXPECT_EQ(warnings(alone.log, "never been up").size(), 1U);
+  // A port that comes and goes is no further news.
+  alone.peer.port_is_ready(0, ready + 20'000 * ns_per_ms);
+  alone.peer.tell_never_up(1000 * ns_per_ms, ready + 60'000 * ns_per_ms);
+  EXPECT_EQ(warnings(alone.log, "never been up").size(), 0U);
+}
+
+// The monitor reports every port once at the start, and a port that works needs no longer patience.
+TEST(NeverUp, APortThatWorksFromTheStartIsNotWaitedFor) {
+  Alone alone({rail_of(0)});
+  const TimeNs begin = now_ns();
+  alone.peer.started = true;
+  alone.peer.started_at = begin;
+  alone.peer.port_is_ready(0, begin);
+  alone.peer.tell_never_up(1000 * ns_per_ms, begin + 500 * ns_per_ms);
+  EXPECT_EQ(warnings(alone.log, "never been up").size(), 1U);
 }
 
 TEST(NeverUp, ADormantRailIsShownOnceItConnects) {
@@ -300,12 +315,16 @@ TEST(NeverUp, AStartDoesNotWaitForPortsThatDoNotWork) {
 class Narrow : public ::testing::Test {
  protected:
   // Opens the next epoch, sends its probe and loses the rail.
-  void lose_probe(RailCause cause = RailCause::probation, bool acked = false) {
+  void lose_probe(RailCause cause = RailCause::probation, bool acked = false,
+                  std::chrono::milliseconds after = std::chrono::milliseconds(0)) {
     ASSERT_TRUE(alone.peer.link.rail_established(0, ++epoch, now_ns()));
+    const std::uint64_t before = alone.peer.link.counters(0).tx_bytes;
     OutFrame frame{};
     while (frame.header.type != FrameType::ping)
       ASSERT_TRUE(alone.peer.link.next_frame(0, frame, now_ns()));
-    if (acked) alone.peer.link.path_acked(0, epoch, 1U << 20U, false, now_ns());
+    const std::uint64_t sent = alone.peer.link.counters(0).tx_bytes - before;
+    if (acked) alone.peer.link.path_acked(0, epoch, sent, false, now_ns());
+    std::this_thread::sleep_for(after);
     alone.peer.link.rail_failed(0, epoch, cause, now_ns());
     alone.peer.link.rail_closed(0, epoch, now_ns());
     alone.peer.link.peer_fenced(0, epoch, now_ns());
@@ -329,10 +348,21 @@ TEST_F(Narrow, SegmentsNeedEvidenceOfThePath) {
   EXPECT_EQ(alone.peer.segment(0), 0);
   lose_probe(RailCause::socket_error);
   EXPECT_EQ(alone.peer.segment(0), 0);
+  lose_probe(RailCause::probation, /*acked=*/true);  // the peer is late
+  EXPECT_EQ(alone.peer.segment(0), 0);
   lose_probe(RailCause::peer_notice);
   lose_probe(RailCause::peer_notice);
   EXPECT_EQ(alone.peer.segment(0), 0);
   lose_probe(RailCause::peer_notice);  // the probes of the peer are lost, again and again
+  EXPECT_EQ(alone.peer.segment(0), 1220);
+}
+
+// The probations of both ends take equally long.  The end of the peer's resets the connection.
+TEST_F(Narrow, SegmentsFollowAProbeThatThePeerEnds) {
+  const std::chrono::milliseconds probation(500);
+  lose_probe(RailCause::socket_error, /*acked=*/true, probation);
+  EXPECT_EQ(alone.peer.segment(0), 0);
+  lose_probe(RailCause::socket_error, /*acked=*/false, probation);
   EXPECT_EQ(alone.peer.segment(0), 1220);
 }
 

@@ -70,6 +70,13 @@ std::vector<IpAddress> LinkTable::addresses(const std::string& name) const {
   return found;
 }
 
+std::vector<int> LinkTable::watched_links() const {
+  std::vector<int> found;
+  for (const auto& [ifindex, entry] : entries_)
+    if (watched(ifindex, entry.state.name)) found.push_back(ifindex);
+  return found;
+}
+
 bool LinkTable::shares_network(const std::string& name, const IpAddress& other) const {
   for (const auto& [ifindex, entry] : entries_) {
     if (entry.state.name != name) continue;

@@ -38,6 +38,8 @@ class LinkTable {
 
   // Returns the addresses of the interface in ascending order.
   [[nodiscard]] std::vector<IpAddress> addresses(const std::string& name) const;
+  // Returns the indexes of the known interfaces that are watched.
+  [[nodiscard]] std::vector<int> watched_links() const;
   // Returns true if the interface has an address in one network with `other`.
   [[nodiscard]] bool shares_network(const std::string& name, const IpAddress& other) const;
 

@@ -117,21 +117,26 @@ void NetlinkLinkMonitor::watch(int ifindex) { table_.watch(ifindex, pending_); }
 void NetlinkLinkMonitor::watch(const std::string& name) { table_.watch(name, pending_); }
 
 void NetlinkLinkMonitor::poll(const Callback& callback) {
-  read_events();
+  const bool drained = read_events();
   // Runs after read_events(): events older than the dump must not be applied on top of the dump.
-  if (resync_wanted_ && now_ns() >= resync_at_) resync();
+  if (resync_wanted_ && now_ns() >= resync_at_) {
+    resync();
+  } else if (events_lost_ && drained) {
+    read_watched();
+  }
   for (const LinkEvent& event : std::exchange(pending_, {})) callback(event);
 }
 
-void NetlinkLinkMonitor::read_events() {
+// Returns true if no event is left.
+bool NetlinkLinkMonitor::read_events() {
   for (int i = 0; i < datagrams_per_poll; ++i) {
     const Received received = receive(events_.get(), buffer_);
     if (received.bytes < 0) {
-      if (errno == EAGAIN) return;
+      if (errno == EAGAIN) return true;
       // ENOBUFS means lost events.  The kernel reports the loss once; queued events remain
       // readable.  A full resync repairs this error and any other.
-      resync_wanted_ = true;
-      if (errno != ENOBUFS) return;
+      resync_wanted_ = events_lost_ = true;
+      if (errno != ENOBUFS) return false;
       continue;
     }
     if (!received.usable) {
@@ -144,11 +149,13 @@ void NetlinkLinkMonitor::read_events() {
                        return true;
                      });
   }
+  return false;
 }
 
 // An incomplete read is worth its entries: only the removal of interfaces needs a complete read.
 // Later reads of an unsteady host are a single attempt each.
 void NetlinkLinkMonitor::resync() {
+  events_lost_ = false;
   const int attempts = resync_at_ == 0 ? dump_attempts : 1;
   for (int attempt = 0; attempt < attempts && resync_wanted_; ++attempt) {
     table_.begin_resync();
@@ -159,6 +166,38 @@ void NetlinkLinkMonitor::resync() {
     ++resyncs_;
   }
   resync_at_ = now_ns() + resync_pause_ns;
+}
+
+// Reads the state of each watched interface: lost events may concern our ports, and the next full
+// read has to wait.  A full read finds lost addresses and removed interfaces.
+void NetlinkLinkMonitor::read_watched() {
+  events_lost_ = false;
+  for (const int ifindex : table_.watched_links()) {
+    struct {
+      nlmsghdr header;
+      ifinfomsg body;
+    } request{};
+    request.header.nlmsg_len = NLMSG_LENGTH(sizeof(request.body));
+    request.header.nlmsg_type = RTM_GETLINK;
+    request.header.nlmsg_flags = NLM_F_REQUEST;
+    request.header.nlmsg_seq = ++sequence_;
+    request.body.ifi_family = AF_UNSPEC;
+    request.body.ifi_index = ifindex;
+    // A single answer has no end mark: reading stops at the empty socket.
+    if (send(std::as_bytes(std::span(&request, 1)))) (void)read_dump(sequence_);
+  }
+}
+
+// Sends a request to the kernel.  Returns false on failure.
+bool NetlinkLinkMonitor::send(std::span<const std::byte> request) {
+  sockaddr_nl kernel{};
+  kernel.nl_family = AF_NETLINK;
+  ssize_t sent;
+  do {
+    sent = ::sendto(query_.get(), request.data(), request.size(), 0,
+                    reinterpret_cast<const sockaddr*>(&kernel), sizeof(kernel));
+  } while (sent < 0 && errno == EINTR);
+  return sent >= 0;
 }
 
 // Requests a dump of all objects of one type and handles the reply.  Returns false if the reply is
@@ -173,14 +212,8 @@ bool NetlinkLinkMonitor::dump(std::uint16_t request_type) {
   request.header.nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP;
   request.header.nlmsg_seq = ++sequence_;
   request.body.rtgen_family = AF_UNSPEC;
-  sockaddr_nl kernel{};
-  kernel.nl_family = AF_NETLINK;
-  ssize_t sent;
-  do {
-    sent = ::sendto(query_.get(), &request, request.header.nlmsg_len, 0,
-                    reinterpret_cast<const sockaddr*>(&kernel), sizeof(kernel));
-  } while (sent < 0 && errno == EINTR);
-  return sent >= 0 && read_dump(sequence_);
+  const auto bytes = std::as_bytes(std::span(&request, 1)).first(request.header.nlmsg_len);
+  return send(bytes) && read_dump(sequence_);
 }
 
 bool NetlinkLinkMonitor::read_dump(std::uint32_t sequence) {

@@ -21,7 +21,8 @@ class NetlinkLinkMonitor final : public LinkMonitor {
  public:
   // Opens the sockets.  The kernel drops events beyond the receive buffer and reports the loss; the
   // monitor then reads everything again.  A full read briefly holds the kernel's lock on network
-  // configuration.
+  // configuration, so full reads have a pause between them; meanwhile the watched interfaces are
+  // read by themselves.
   static Result<std::unique_ptr<NetlinkLinkMonitor>> open(int receive_buffer_bytes = 256 * 1024);
 
   void watch(int ifindex) override;
@@ -42,8 +43,10 @@ class NetlinkLinkMonitor final : public LinkMonitor {
  private:
   NetlinkLinkMonitor(FileDescriptor events, FileDescriptor query);
 
-  void read_events();
+  [[nodiscard]] bool read_events();
   void resync();
+  void read_watched();
+  [[nodiscard]] bool send(std::span<const std::byte> request);
   [[nodiscard]] bool dump(std::uint16_t request_type);
   [[nodiscard]] bool read_dump(std::uint32_t sequence);
   void handle(std::uint16_t type, std::span<const std::byte> payload);
@@ -53,6 +56,7 @@ class NetlinkLinkMonitor final : public LinkMonitor {
   const FileDescriptor events_;  // member of the multicast groups
   const FileDescriptor query_;   // for dumps only: keeps replies apart from events
   bool resync_wanted_ = true;
+  bool events_lost_ = false;  // and neither a full read nor read_watched() has followed
   TimeNs resync_at_ = 0;  // earliest time of the next full read
   std::uint64_t resyncs_ = 0;
   std::uint32_t sequence_ = 0;

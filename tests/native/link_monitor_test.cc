@@ -391,6 +391,21 @@ TEST_F(NetlinkLinkMonitorTest, LostEventsCauseAResync) {
   });
 }
 
+// The full read after a loss has to wait, if another was a moment before.
+TEST_F(NetlinkLinkMonitorTest, LostEventsOfAWatchedInterfaceAreReadAtOnce) {
+  inside([] {
+    ip_command("link add name port0 type veth peer name port1");
+    ip_command("link add name other type veth peer name other2");
+    auto monitor = open(4096);
+    monitor->watch("port0");
+    wait_for(*monitor, "state port0 down");
+    const std::string flap =
+        "for i in $(seq 20); do echo link set dev other up; echo link set dev other down; done";
+    ASSERT_EQ(std::system(("(" + flap + "; echo link set dev port0 up) | ip -batch -").c_str()), 0);
+    EXPECT_EQ(poll_lines(*monitor), Lines{"state port0 no-carrier"});
+  });
+}
+
 TEST_F(NetlinkLinkMonitorTest, NeedsNoPrivilege) {
   inside([] { ip_command("link add name port0 type veth peer name port1"); });
   std::unique_ptr<NetlinkLinkMonitor> monitor;

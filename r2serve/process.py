@@ -27,7 +27,7 @@ from r2serve.ports.info import PortInfo, ProcessInfo, pair_secret, read_key
 from r2serve.ports.listening import PortListeners
 from r2serve.ports.pairing import lonely_ports, no_data_rail, rails_between
 from r2serve.ports.rdma import Carrier, carrier_of, list_ports
-from r2serve.ports.telling import tell
+from r2serve.ports.telling import not_used, tell
 from r2serve.ports.wires import Question, Wire, ask
 
 LINGER_S = 5.0
@@ -214,7 +214,6 @@ class Process:
             self.config.fallback and self._has_control_address(),
         )
         tell(choice)
-        self._unused = tuple(f"{each.device} ({each.why})" for each in choice.left_out)
         networks = [(port.device, each.network) for port in choice.ports for each in port.addresses]
         for text in same_network.problems(networks):
             _LOG.warning("%s", text)
@@ -223,7 +222,9 @@ class Process:
         self._asked: set[Wire] = set()
         may_wait = self.config.rdma != "require"
         listening = PortListeners(self.engine.listen, self._carriers_of, may_wait, self._gpu)
-        return (*listening.open(choice.ports), *listening.open_later(choice.later))
+        infos = (*listening.open(choice.ports), *listening.open_later(choice.later))
+        self._unused = tuple(not_used(choice, {info.device for info in infos}))
+        return infos
 
     def _carriers_of(self, port: Port) -> list[Carrier]:
         """Chooses the transport of this port's rails for each address: verbs or TCP.

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed import DistError  # type: ignore[attr-defined]
+from torch.distributed import DistError
 
 from r2serve.errors import StartupTimeoutError
 
@@ -73,9 +73,10 @@ class StoreMeeting:
         try:
             yield
         except DistError as error:
+            first_line = str(error).partition("\n")[0]
             raise StartupTimeoutError(
                 f"communicator {self._name!r}, rank {self._rank}: the store of the start is gone "
-                f"({str(error).splitlines()[0]}): the process of its host, usually rank 0, has "
+                f"({first_line}): the process of its host, usually rank 0, has "
                 "ended; its log has the reason"
             ) from error
 

@@ -80,7 +80,12 @@ def unpaired(own: ProcessInfo, peer: ProcessInfo, wires: Collection[Wire] = ()) 
     Returns:
         A sentence with the reason, by device.
     """
-    used = {mine.device for mine, _ in _pairs_of(own, peer, wires)}
+    # A port of the peer that was found without an address may never get one.
+    used = {
+        mine.device
+        for mine, theirs in _pairs_of(own, peer, wires)
+        if mine.found or not theirs.found
+    }
     return _reasons(own.ports, peer.ports, peer.host, used)
 
 
@@ -135,14 +140,17 @@ def _reasons(
     for port in own:
         if port.device in used:
             continue
-        why = {
-            "no answer over this port"
-            if common(port, other) is not None
-            else why_nothing(port, other)
-            for other in others
-        }
+        why = {_why_unpaired(port, other) for other in others}
         reasons[port.device] = f"{port} has no rail to {host}: {'; '.join(sorted(why))}"
     return reasons
+
+
+def _why_unpaired(port: PortInfo, other: PortInfo) -> str:
+    if other.found:
+        return f"{other.device} there: {other.why}"
+    if common(port, other) is not None:
+        return "no answer over this port"
+    return why_nothing(port, other)
 
 
 def why_tcp(local: PortInfo, remote: PortInfo) -> str:

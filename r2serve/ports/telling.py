@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from r2serve.ports.choice import Choice, LeftOut, Port
 from r2serve.ports.later import NOTHING
@@ -19,17 +19,10 @@ def tell(choice: Choice) -> None:
     """Logs the rails, the interfaces left out, and shared hardware."""
     for text in choice.warnings:
         logger.warning("%s", text)
-    left_out = list(choice.left_out)
-    if len(left_out) > _MOST_NAMED:  # interfaces that deserve a thought come first
-        later = {port.device for port in choice.later}
-        left_out.sort(key=lambda each: each.device not in later and not each.mbit_s)
-    others = [f"{each.device} ({each.why}{_speed(each.mbit_s)})" for each in left_out]
-    if len(others) > _MOST_NAMED:
-        others[_MOST_NAMED:] = [f"and {len(others) - _MOST_NAMED} more"]
     logger.info(
         "rails: %s; not used: %s",
         ", ".join(describe(port) for port in choice.ports) or "none",
-        ", ".join(others) or "none",
+        ", ".join(not_used(choice)) or "none",
     )
     for each in choice.left_out:
         if each.faster:
@@ -56,6 +49,22 @@ def tell(choice: Choice) -> None:
     units = {port.unit.name for port in choice.ports}
     for text in shared_fate(choice.ports):
         logger.log(logging.WARNING if len(units) == 1 else logging.INFO, "%s", text)
+
+
+def not_used(choice: Choice, without: Collection[str] = ()) -> list[str]:
+    """Returns the interfaces that are no rails, with the reasons; a short list on any host.
+
+    Args:
+        without: devices that the text names elsewhere.
+    """
+    left_out = [each for each in choice.left_out if each.device not in without]
+    if len(left_out) > _MOST_NAMED:  # interfaces that deserve a thought come first
+        later = {port.device for port in choice.later}
+        left_out.sort(key=lambda each: each.device not in later and not each.mbit_s)
+    others = [f"{each.device} ({each.why}{_speed(each.mbit_s)})" for each in left_out]
+    if len(others) > _MOST_NAMED:
+        others[_MOST_NAMED:] = [f"and {len(others) - _MOST_NAMED} more"]
+    return others
 
 
 def describe(port: Port) -> str:

@@ -21,7 +21,7 @@ from r2serve.ports.addresses import socket_address
 from r2serve.ports.choice import Port, choose, select_ports, unusable
 from r2serve.ports.identity import node_identity
 from r2serve.ports.interfaces import Interface, list_interfaces
-from r2serve.ports.telling import tell
+from r2serve.ports.telling import not_used, tell
 
 
 def interface(name: str, *addresses: str, **fields: object) -> Interface:
@@ -256,6 +256,8 @@ def test_ports_without_a_usable_address_may_become_rails(
         assert [each.levelname for each in told] == [level], device
     warned = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert not [text for text in warned if "eth4" in text or "veth1" in text]
+    assert any(text.startswith("eth3 (no address") for text in not_used(choice))
+    assert not any(text.startswith("eth3 ") for text in not_used(choice, {"eth3"}))
 
 
 def test_a_veth_waits_for_an_address_where_no_physical_port_exists() -> None:
@@ -320,6 +322,9 @@ def test_errors_list_few_interfaces() -> None:
     assert "eth1=10.0.1.1" in str(caught.value)
     assert "and 769 more" in str(caught.value)
     assert len(str(caught.value)) < 2000
+    told = not_used(choose("auto", "", None, [*many, ETH1]))
+    assert told[-1] == "and 784 more"
+    assert len(", ".join(told)) < 1000
 
 
 TWINS = [interface("eth3", "fe80::7"), interface("eth4", "fe80::7")]

@@ -502,6 +502,11 @@ def test_a_port_found_without_an_address_makes_no_second_rail_of_a_port() -> Non
     found = with_ports(1, *here.ports, waiting("", found=True))
     assert joined(found, there) == ["a=10.1.0.1 - a=10.1.0.2"]
     assert lonely_ports(found, [there]) == [], "the start has told the port already"
+    more = machine(2, nic("a", "10.1.0.2/24"), nic("b", "10.2.0.2/24"))
+    [(useless, why)] = lonely_ports(more, [found])
+    assert useless, "the unnamed port there may never get an address"
+    assert why.startswith("b (10.2.0.2")
+    assert "eth9 there: no address so far" in why
     named = with_ports(1, *here.ports, waiting(""))
     assert joined(named, there)[1:] == ["eth9=0.0.0.0 - a=10.1.0.2"]
 

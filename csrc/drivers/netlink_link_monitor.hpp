@@ -57,7 +57,7 @@ class NetlinkLinkMonitor final : public LinkMonitor {
   const FileDescriptor query_;   // for dumps only: keeps replies apart from events
   bool resync_wanted_ = true;
   bool events_lost_ = false;  // and neither a full read nor read_watched() has followed
-  TimeNs resync_at_ = 0;  // earliest time of the next full read
+  TimeNs resync_at_ = 0;      // earliest time of the next full read
   std::uint64_t resyncs_ = 0;
   std::uint32_t sequence_ = 0;
   LinkTable table_;

@@ -431,8 +431,8 @@ void Peer::note_narrow(RailId rail, RailState from, RailState to, RailCause caus
   if (link.been_up(rail) && !end.narrowed) return;
   const bool ended_by_peer = cause == RailCause::peer_notice || cause == RailCause::socket_error;
   const bool waited = now_ns() - end.since >= lost_probe_ns;
-  const bool lost = (cause == RailCause::probation || (ended_by_peer && waited)) &&
-                    link.has_unacked_bytes(rail);
+  const bool lost =
+      (cause == RailCause::probation || (ended_by_peer && waited)) && link.has_unacked_bytes(rail);
   if (cause == RailCause::peer_notice) ++end.lost_probes;
   if (!lost && end.lost_probes < most_lost_probes) return;
   end.lost_probes = 0;

@@ -60,8 +60,8 @@ class PortListeners:
                 refused.append(error)
         if refused and not found:
             raise type(refused[0])("; ".join(dict.fromkeys(map(str, refused))))
-        for error in refused:
-            _LOG.warning("a port is no rail: %s", error)
+        for each in refused:
+            _LOG.warning("a port is no rail: %s", each)
         return found
 
     def open_later(self, ports: Sequence[Port]) -> list[PortInfo]:
@@ -86,8 +86,8 @@ class PortListeners:
                 refused.append(error)
         if not heard:
             return self._wait(port, device, refused[0])
-        for error in refused:
-            _LOG.debug("an address of %s takes no listener: %s", port.device, error)
+        for why in refused:
+            _LOG.debug("an address of %s takes no listener: %s", port.device, why)
         places = [place for place, _ in heard]
         return PortInfo.of(
             _with_addresses(port, places),

@@ -135,7 +135,7 @@ def grown(folder: str, count: int) -> float:
     before = psutil.Process().memory_info().rss
     stall = {"collective": "all_reduce", "group": "tp:0", "call": 1, "ended_ns": 10**9, "ns": 10**6}
     for number in range(count):
-        name = f"cmpl-{number:032x}-0"
+        name = f"cmpl-{number:032x}"
         step = {"step": number, "began_ns": 1, "ended_ns": 10**9, "stalls": [stall]}
         log.write(step | {"prefill": [], "decode": [name]})
         gaps = {"worst_gap_ns": 1, "worst_gap_ended_ns": 2, "tokens": 100}

@@ -125,8 +125,7 @@ def partly_known(held: Mapping[str, Held], run: Run) -> int:
 
 
 def _held_of(request: Request, held: Mapping[str, Held]) -> Held | None:
-    # vLLM appends the number of the prompt to the id of a completion.
-    return (held.get(f"{request.id}-0") or held.get(request.id)) if request.id else None
+    return held.get(request.id) if request.id else None
 
 
 def _struck(found: Sequence[Round], span_ns: tuple[int, int]) -> range:

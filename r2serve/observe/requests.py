@@ -110,12 +110,8 @@ class Requests:
         return len(self._requests)
 
     def get(self, name: str) -> TrackedRequest | None:
-        """Returns the request with this client-visible name or response id, else None."""
-        exact = self._requests.get(name)
-        if exact is not None:
-            return exact
-        # vLLM appends the prompt index to a completion's id: "cmpl-1" has request "cmpl-1-0".
-        return self._requests.get(f"{name}-0")
+        """Returns the request with this client-visible name, the id of its answer, else None."""
+        return self._requests.get(name)
 
     def newest(
         self, *, before: int | None = None, limit: int, waited: bool = False

@@ -90,8 +90,14 @@ def test_a_preempted_request_continues_as_decode() -> None:
 @pytest.mark.parametrize(
     ("identity", "name"),
     [
-        ("cmpl-7f-0-0a1b2c3d", "cmpl-7f-0"),
+        ("cmpl-7f-0-0a1b2c3d", "cmpl-7f"),
+        ("cmpl-7f-12-0a1b2c3d", "cmpl-7f"),  # the 13th prompt of one request
+        ("2_cmpl-7f-3-0-0a1b2c3d", "cmpl-7f-3"),  # a sample; the client's id ends in -3
+        ("cmpl-7f-0", "cmpl-7f"),
         ("3_chatcmpl-7f-0a1b2c3d", "chatcmpl-7f"),
+        ("chatcmpl-7f-3-0a1b2c3d", "chatcmpl-7f-3"),
+        ("cmpl-a\nb\x1b[31m-0-0a1b2c3d", "cmpl-a\nb\x1b[31m"),
+        ("cmpl-\n-0-0a1b2c3d", "cmpl-\n"),
         ("chatcmpl-7f", "chatcmpl-7f"),
         ("2026_request", "2026_request"),
     ],

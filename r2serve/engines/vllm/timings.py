@@ -19,6 +19,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from r2serve.config import Config
 from r2serve.engines import flag
+from r2serve.engines.vllm.request_ids import answer_name
 from r2serve.errors import ConfigError
 from r2serve.observe import files
 from r2serve.observe.request_log import LONGEST_NAME, RequestLog
@@ -78,7 +79,7 @@ class RequestTimings(StatLoggerBase):  # type: ignore[misc]
 
 def _line(ended: Any) -> dict[str, Any]:
     return {
-        "finished": ended.request_id[:LONGEST_NAME],
+        "finished": answer_name(ended.request_id)[:LONGEST_NAME],
         "reason": str(ended.finish_reason),
         "prompt_tokens": ended.num_prompt_tokens,
         "tokens": ended.num_generation_tokens,

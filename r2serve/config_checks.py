@@ -8,7 +8,7 @@ from typing import Any
 
 from r2serve import cpus
 from r2serve.errors import ConfigError
-from r2serve.option import complaint, show
+from r2serve.option import complaint, show, worded
 
 MAX_CHUNKS_PER_SLOT = 64  # the receiver marks a slot's chunks in one 64-bit word
 # A unix socket path has at most 107 bytes; "/r2ccl-4194304-ffffffff.drills" takes 30 bytes.
@@ -92,4 +92,7 @@ def _is_path(text: str) -> bool:
 
 
 def _wrong(name: str, config: Any, right: str) -> ConfigError:
-    return ConfigError(complaint(name, getattr(config, name), right))
+    value = getattr(config, name)
+    if isinstance(value, bool):
+        return ConfigError(worded(name, show(value), right))
+    return ConfigError(complaint(name, value, right))

@@ -86,6 +86,11 @@ def complaint(name: str, value: object, right: str) -> str:
     shown = repr(value) if isinstance(value, str) else value
     if isinstance(value, int) and value.bit_length() > 64:  # Python refuses to print huge integers
         shown = f"an integer of {value.bit_length()} bits"
+    return worded(name, shown, right)
+
+
+def worded(name: str, shown: object, right: str) -> str:
+    """Returns the error text of :func:`complaint` for a value that is text for the user already."""
     return f"{name} ({PREFIX}{name.upper()}) is {shown}: must be {right}"
 
 

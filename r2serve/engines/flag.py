@@ -107,6 +107,7 @@ class _CarryFlag(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         if values == "r2ccl":
+            keep_journals()  # options such as drills need the folder
             try:
                 self._check()
             except ConfigError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from pathlib import Path
 
@@ -50,6 +51,31 @@ def test_a_folder_of_another_user_is_not_used(
     flag.keep_journals()
     assert VARIABLE not in os.environ
     assert "must be a folder of this user" in caplog.text
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    flag.add_to(parser)
+    return parser.parse_args(["--distributed-backend", "r2ccl", *words])
+
+
+def test_the_flag_accepts_drills_with_the_default_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(flag.VARIABLE, "default")
+    monkeypatch.setenv("R2CCL_DRILLS", "on")
+    assert parsed().distributed_backend == "r2ccl"
+    assert os.environ[VARIABLE] == str(folder)
+
+
+def test_the_flag_refuses_drills_without_a_folder_in_the_users_words(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(flag.VARIABLE, "default")
+    monkeypatch.setenv("R2CCL_DRILLS", "on")
+    monkeypatch.setenv(VARIABLE, "")
+    with pytest.raises(argparse.ArgumentError, match=r"\(R2CCL_DRILLS\) is on: must be off"):
+        parsed()
 
 
 def test_only_the_newest_journals_of_ended_workers_stay(tmp_path: Path) -> None:

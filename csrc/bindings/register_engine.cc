@@ -145,6 +145,42 @@ void note_injected(Engine& engine, std::uint16_t rail, const std::string& fault,
   raise_if_failed(status);
 }
 
+void announce_drill(Engine& engine, std::uint16_t rail, const std::string& fault, double seconds,
+                    std::uint32_t process) {
+  const Fault kind = fault_from(fault);
+  Status status;
+  {
+    const nb::gil_scoped_release release;
+    status = engine.announce_drill(rail, kind, seconds, process);
+  }
+  raise_if_failed(status);
+}
+
+void end_drill(Engine& engine, std::uint16_t rail, std::uint32_t process) {
+  Status status;
+  {
+    const nb::gil_scoped_release release;
+    status = engine.end_drill(rail, process);
+  }
+  raise_if_failed(status);
+}
+
+bool drill_is_known(Engine& engine, std::uint16_t rail, std::uint32_t process) {
+  Status status;
+  bool known = false;
+  {
+    const nb::gil_scoped_release release;
+    status = engine.check_drill(rail, process, known);
+  }
+  raise_if_failed(status);
+  return known;
+}
+
+std::string drill_name(std::uint8_t kind) {
+  if (kind == no_drill) return "";
+  return std::string(name_of(static_cast<Fault>(kind)));
+}
+
 // Returns the engine; raises in a forked child.
 Engine& own(Engine& engine) {
   raise_if_failed(engine.check_origin());
@@ -180,6 +216,7 @@ nb::list rails(Engine& engine) {
     rail["never_up"] = info.never_up;
     rail["reserve"] = info.reserve;
     rail["unit"] = info.unit;
+    rail["drill"] = drill_name(info.drill);
     rail["epoch"] = info.epoch;
     rail["device"] = info.device;
     rail["local"] = info.local;
@@ -250,6 +287,12 @@ void register_engine(nb::module_& module) {
            nb::arg("bytes_per_s") = 0.0)
       .def("note_injected", &note_injected, nb::arg("rail"), nb::arg("fault"),
            nb::arg("process") = 0, "Records a fault injected or healed outside of this process.")
+      .def("announce_drill", &announce_drill, nb::arg("rail"), nb::arg("fault"), nb::arg("seconds"),
+           nb::arg("process") = 0, "Tells the peers of a drill that begins.")
+      .def("end_drill", &end_drill, nb::arg("rail"), nb::arg("process") = 0,
+           "Tells the peers that the drill has ended.")
+      .def("drill_is_known", &drill_is_known, nb::arg("rail"), nb::arg("process") = 0,
+           "Returns true once the peers have confirmed the drill.")
       .def("rails", &rails)
       .def(
           "set_label",

@@ -218,6 +218,30 @@ Status Engine::note_injected(RailId rail, Fault fault, std::uint32_t process) {
   return with_rails(rail, process, [&](Peer& peer) { peer.note_injected(rail, fault); });
 }
 
+Status Engine::announce_drill(RailId rail, Fault fault, double seconds, std::uint32_t process) {
+  R2CCL_TRY(check_origin());
+  if (fault == Fault::none || !(seconds >= 0))
+    return {ErrorCode::invalid_argument, "drill: must have a fault and a time of at least 0 s"};
+  const double longest_s = static_cast<double>(longest_drill_ns) * 1e-9;
+  const auto duration = static_cast<TimeNs>(std::min(seconds, longest_s) * 1e9);
+  const Lock guard(*this);
+  return with_rails(rail, process, [&](Peer& peer) { peer.announce_drill(rail, fault, duration); });
+}
+
+Status Engine::end_drill(RailId rail, std::uint32_t process) {
+  R2CCL_TRY(check_origin());
+  const Lock guard(*this);
+  return with_rails(rail, process, [&](Peer& peer) { peer.end_drill(rail); });
+}
+
+Status Engine::check_drill(RailId rail, std::uint32_t process, bool& known) {
+  R2CCL_TRY(check_origin());
+  const Lock guard(*this);
+  known = true;
+  return with_rails(rail, process,
+                    [&](Peer& peer) { known = known && peer.link.drill_known(rail); });
+}
+
 template <typename Act>
 Status Engine::with_rails(RailId rail, std::uint32_t process, Act act) {
   bool found = false;
@@ -233,6 +257,7 @@ Status Engine::with_rails(RailId rail, std::uint32_t process, Act act) {
 
 std::vector<Engine::RailInfo> Engine::rails() {
   const Lock guard(*this);
+  const TimeNs now = now_ns();
   std::vector<RailInfo> infos;
   for (auto& [id, peer] : peers_) {
     for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
@@ -259,6 +284,7 @@ std::vector<Engine::RailInfo> Engine::rails() {
            .never_up = never_up == ConnectFault::none ? "" : std::string(name_of(never_up)),
            .reserve = peer->link.reserve(rail),
            .unit = end.unit,
+           .drill = peer->link.drill(rail, now),
            .epoch = peer->link.epoch(rail),
            .round_trip = peer->link.round_trip(rail),
            .rate = peer->link.rate(rail),

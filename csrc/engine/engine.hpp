@@ -91,6 +91,12 @@ class Engine {
   Status inject(RailId rail, Fault fault, std::uint32_t peer = 0, double bytes_per_s = 0);
   // Records a fault injected or healed outside of this process.
   Status note_injected(RailId rail, Fault fault, std::uint32_t peer = 0);
+  // Tells the peers of a drill, before a fault is injected.  Faults may come and go until
+  // end_drill(), or for `seconds`.
+  Status announce_drill(RailId rail, Fault fault, double seconds, std::uint32_t peer = 0);
+  Status end_drill(RailId rail, std::uint32_t peer = 0);
+  // Sets `known` once all these peers have confirmed the drill.
+  Status check_drill(RailId rail, std::uint32_t peer, bool& known);
 
   struct RailInfo {
     std::string name, peer, device, local, remote, peer_host, peer_device;
@@ -105,6 +111,7 @@ class Engine {
     std::string never_up;  // reason why the rail has never been UP; empty: none, or unknown yet
     bool reserve;
     std::string unit;
+    std::uint8_t drill;  // Fault of a running drill by either end; unknown_drill; 0: none
     Epoch epoch;
     TimeNs round_trip;
     double rate;  // bytes/s; 0 = unknown

@@ -151,12 +151,12 @@ void Peer::on_rail_moved(RailId rail, RailState from, RailState to, RailCause ca
   std::string text = end.name + " to " + label + ": " + std::string(name_of(from)) + " -> " +
                      std::string(name_of(to));
   if (cause != RailCause::none) text += " (" + std::string(name_of(cause)) + ")";
+  text += drill_words(rail);
   if (to == RailState::up && from == RailState::probation && link.epoch(rail) > 1)
     text += ", rejoined";
   if (to == RailState::down) text += shared_loss(rail);
-  const LogLevel level = !notable                ? LogLevel::debug
-                         : to == RailState::down ? LogLevel::warning
-                                                 : LogLevel::info;
+  const bool fault = to == RailState::down && !link.in_drill(rail, end.since);
+  const LogLevel level = !notable ? LogLevel::debug : fault ? LogLevel::warning : LogLevel::info;
   log_.add(level, std::move(text));
 }
 
@@ -193,7 +193,12 @@ void Peer::on_located(RailId rail, Verdict verdict) {
   const EndNames& there = rails[rail].peer_names;
   if (verdict == Verdict::remote_nic && !there.port.empty())
     text += " " + there.port + " of host " + there.host;
-  log_.add(link.been_up(rail) ? LogLevel::warning : LogLevel::debug, std::move(text));
+  const bool fault = !link.in_drill(rail, now_ns());
+  text += drill_words(rail);
+  log_.add(!link.been_up(rail) ? LogLevel::debug
+           : fault             ? LogLevel::warning
+                               : LogLevel::info,
+           std::move(text));
 }
 
 void Peer::on_slow(RailId rail, bool slow, double bytes_per_s) {
@@ -208,22 +213,62 @@ void Peer::on_slow(RailId rail, bool slow, double bytes_per_s) {
 }
 
 void Peer::on_injected(RailId rail) {
-  note(rail, {.time_ns = now_ns(), .kind = JournalKind::injected, .from = 1});
+  note(rail, {.time_ns = now_ns(), .kind = JournalKind::injected, .from = 1, .to = unknown_drill});
   log_.add(LogLevel::info,
            rails[rail].name + ": a test or drill at " + label + " has taken this rail down");
 }
 
+void Peer::on_drill(RailId rail, std::uint8_t kind, bool ends) {
+  note(rail, {.time_ns = now_ns(),
+              .kind = JournalKind::injected,
+              .from = 1,
+              .to = ends ? static_cast<std::uint8_t>(Fault::none) : kind});
+  log_.add(LogLevel::info, rails[rail].name + " to " + label + ": " + label +
+                               (ends ? " ends" : " begins") + " a drill (" +
+                               std::string(name_of(static_cast<Fault>(kind))) + ")");
+}
+
 void Peer::note_injected(RailId rail, Fault fault) {
+  const TimeNs now = now_ns();
   link.set_injected(rail, takes_down(fault));
-  note(
-      rail,
-      {.time_ns = now_ns(), .kind = JournalKind::injected, .to = static_cast<std::uint8_t>(fault)});
+  if (!rails[rail].announced) {
+    if (fault != Fault::none)
+      link.begin_drill(rail, static_cast<std::uint8_t>(fault), longest_drill_ns, now);
+    if (fault == Fault::none || fault == Fault::reset) link.end_drill(rail, now);
+  }
+  note(rail,
+       {.time_ns = now, .kind = JournalKind::injected, .to = static_cast<std::uint8_t>(fault)});
+}
+
+void Peer::announce_drill(RailId rail, Fault fault, TimeNs duration) {
+  const TimeNs now = now_ns();
+  rails[rail].announced = true;
+  link.begin_drill(rail, static_cast<std::uint8_t>(fault), duration, now);
+  publish(rail);
+  send(now);
+}
+
+void Peer::end_drill(RailId rail) {
+  const TimeNs now = now_ns();
+  if (!std::exchange(rails[rail].announced, false)) return;
+  link.end_drill(rail, now);
+  publish(rail);
+  send(now);
+}
+
+// ", in a drill (carrier_loss)", if a drill by either end explains what happens to the rail.
+std::string Peer::drill_words(RailId rail) const {
+  const std::uint8_t kind = link.drill(rail, now_ns());
+  if (kind == no_drill) return "";
+  if (kind == unknown_drill) return ", in a drill";
+  return ", in a drill (" + std::string(name_of(static_cast<Fault>(kind))) + ")";
 }
 
 // Updates the rail table before the record, so that a reader of the record finds the new state.
 void Peer::note(RailId rail, JournalRecord record) {
   record.rail = rails[rail].journal_entry;
   record.epoch_or_step = link.epoch(rail);
+  record.detail = link.in_drill(rail, record.time_ns) ? 1 : 0;
   publish(rail);
   journal_.record(record);
 }
@@ -257,6 +302,7 @@ void Peer::publish(RailId id) {
   entry->connect_fault = static_cast<std::uint8_t>(never_up(id));
   entry->reserve = link.reserve(id) ? 1 : 0;
   entry->unit = link.unit(id);
+  entry->drill = link.drill(id, link.drill_seen(id) ? now_ns() : 0);
 }
 
 bool Peer::may_begin(TimeNs now) const {

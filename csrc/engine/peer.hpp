@@ -75,14 +75,15 @@ struct RailEnd {
   RailKind kind = RailKind::tcp;
   std::string name;
   VerbsPortName verbs;
-  RailRoute route;            // addresses of the open connection, or of the last connection
-  IpAddress given;            // local address at start; none for shm
-  bool unnumbered = false;    // see RailDescription
-  TimeNs redirected_at = 0;   // time of the last or planned connect to an announced address
-  int ifindex = 0;            // interface whose events concern a rail without device name
-  Fault fault = Fault::none;  // injected fault
-  TimeNs since = 0;           // time of the last state change
-  TimeNs lost_at = 0;         // time of the last loss; 0: none
+  RailRoute route;                  // addresses of the open connection, or of the last connection
+  IpAddress given;                  // local address at start; none for shm
+  bool unnumbered = false;          // see RailDescription
+  TimeNs redirected_at = 0;         // time of the last or planned connect to an announced address
+  int ifindex = 0;                  // interface whose events concern a rail without device name
+  Fault fault = Fault::none;        // injected fault
+  bool announced = false;           // a drill is announced: a healed fault is no end of the drill
+  TimeNs since = 0;                 // time of the last state change
+  TimeNs lost_at = 0;               // time of the last loss; 0: none
   std::uint32_t journal_entry = no_rail_entry;
   EndNames peer_names;        // host and port at the peer's end of the last connection
   std::string connect_error;  // why the last attempt to connect failed; empty once connected
@@ -118,10 +119,14 @@ class Peer final : public LinkObserver, public CarriedLink {
   void on_replay(RailId rail, std::uint32_t chunks, bool hedge) override;
   void on_located(RailId rail, Verdict verdict) override;
   void on_injected(RailId rail) override;
+  void on_drill(RailId rail, std::uint8_t kind, bool ends) override;
   void on_slow(RailId rail, bool slow, double bytes_per_s) override;
 
-  // Records a fault injected into our end of the rail, or its end.
+  // Records a fault injected into our end of the rail, or its end.  The peer is told of a drill.
   void note_injected(RailId rail, Fault fault);
+  // Announces a drill that a fault will follow; end_drill() ends the drill at both ends.
+  void announce_drill(RailId rail, Fault fault, TimeNs duration);
+  void end_drill(RailId rail);
   // Copies counters and states into the journal's rail table.
   void publish();
   [[nodiscard]] std::string describe_rails() const;  // "rail0@node1 DOWN (carrier_loss), …"
@@ -177,6 +182,7 @@ class Peer final : public LinkObserver, public CarriedLink {
   void note_narrow(RailId rail, RailState from, RailState to, RailCause cause);
   [[nodiscard]] std::string describe_narrow(const RailEnd& end) const;
   [[nodiscard]] std::string shared_loss(RailId rail) const;
+  [[nodiscard]] std::string drill_words(RailId rail) const;
 
   Journal& journal_;
   LogQueue& log_;

@@ -72,7 +72,8 @@ struct JournalRail {
   std::uint8_t connect_fault;  // ConnectFault: why the rail has never been UP
   std::uint8_t reserve;        // carries data only while no other rail is UP
   std::uint8_t unit;           // rails of a process with an equal unit above 0 share fate
-  char padding[5];
+  std::uint8_t drill;          // Fault of a running drill by either end; 255: unknown kind; 0: none
+  char padding[4];
 };
 static_assert(sizeof(JournalRail) == 192);
 
@@ -120,10 +121,10 @@ struct JournalRecord {
   std::uint64_t sequence = 0;  // from 1; stored last, so readers see complete records only
   std::int64_t time_ns = 0;
   JournalKind kind = JournalKind::rail_state;
-  // rail_state: RailState; stall: Collective; injected: 1 if the peer reports the fault, without
-  // its kind
+  // rail_state: RailState; stall: Collective; injected: 1 if the peer reports the fault
   std::uint8_t from = 0;
-  // rail_state: RailState; verdict: Verdict; speed: 1 slow, 0 not slow; injected: Fault, 0 removed
+  // rail_state: RailState; verdict: Verdict; speed: 1 slow, 0 not slow; injected: Fault, 0 removed,
+  // 255 unknown
   std::uint8_t to = 0;
   std::uint8_t cause = 0;  // RailCause
   std::uint32_t rail = 0;  // index into the rail table; 0xFFFFFFFF: none
@@ -134,7 +135,8 @@ struct JournalRecord {
   // stall, short_of_cpu: ns; replay, hedge: chunks; speed: bytes/s; abort: ErrorCode; rail_state: 1
   // if a rail in use was lost
   std::uint64_t value = 0;
-  std::uint64_t detail = 0;  // stall: bytes of the call
+  // stall: bytes of the call; other records of a rail: 1 if a drill by either end explains them
+  std::uint64_t detail = 0;
 };
 static_assert(sizeof(JournalRecord) == 56);
 

@@ -22,7 +22,9 @@ struct Control {
   std::uint32_t ping_bytes = 0;
   std::uint64_t pong_number = 0;
   std::uint64_t notices = 0;            // bit r: RAIL_DOWN of rail r is due here
-  std::uint64_t drills = 0;             // bit r: RAIL_DOWN of an epoch that a drill ended, see owed
+  std::uint64_t owed = 0;               // bit r: RAIL_DOWN of an epoch that a drill ended, see owed
+  std::uint64_t drills = 0;             // bit r: DRILL about rail r is due here
+  std::uint64_t drill_acks = 0;         // bit r: DRILL_ACK about rail r is due here
   std::uint64_t fenced = 0;             // bit r: FENCED of rail r is due here
   std::uint64_t posted = 0;             // number of frames of posted receives due here
   std::uint64_t addresses = 0;          // bit r: ADDRESS of rail r is due here
@@ -37,7 +39,8 @@ struct Control {
   // Returns true if a frame is due.  `aborts`: length of the link's abort list; `refusals`: end of
   // the link's refusals.
   [[nodiscard]] bool any(std::size_t aborts, std::uint64_t refusals) const {
-    return ping || pong || close || (notices | drills | fenced | addresses | posted) != 0 ||
+    return ping || pong || close ||
+           (notices | owed | drills | drill_acks | fenced | addresses | posted) != 0 ||
            !acks.empty() || !ack_requests.empty() || !answers.empty() || aborts_sent < aborts ||
            refusals_sent < refusals || !slots.empty() || !released.empty() || !targets.empty();
   }

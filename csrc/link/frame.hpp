@@ -30,8 +30,9 @@ enum class FrameType : std::uint8_t {
   slots,        // slot memory of a communicator, for RDMA writes
   released,     // no RDMA write of this rail to a communicator's slots is in flight any more
   target,       // memory of a caller: destination of messages from `number` on
-  drill,        // reserved: announcement of a drill; ignored
-  drill_ack,    // reserved: answer to `drill`; ignored
+  drill,        // a drill at the sender's end of a rail (number) begins or ends; slot: kind;
+                // delivered: time left in ns, 0: the end
+  drill_ack,    // the sender knows all announcements of the rail (number) up to `epoch`
   // Posted receives; only with LinkOptions::posted, otherwise a violation of the protocol.
   room,    // permission for an attempt of a message, and deliveries; see Room
   need,    // question about message `number`; offset: last try known; slot: rail wanted, or any
@@ -55,15 +56,15 @@ struct FrameHeader {
   std::uint32_t payload_bytes;  // bytes after the header
   std::uint32_t offset;         // data, put: first byte within the message; address: IP version
   std::uint32_t message_bytes;  // data, put: size of the whole message
-  // rail_down, fenced, room: epoch; put: try; abort: ErrorCode; address: sequence; slots, target,
-  // memory: RDMA key, set by the rail.  A data replay: 1 + the rail of the first attempt if that
-  // attempt went to the target, else 0.
+  // rail_down, fenced, room: epoch; put: try; abort: ErrorCode; address, drill, drill_ack:
+  // sequence; slots, target, memory: RDMA key, set by the rail.  A data replay: 1 + the rail of the
+  // first attempt if that attempt went to the target, else 0.
   std::uint32_t epoch;
   // data, ack, ack_request, abort, slots, released, target; room, need, put: connection
   std::uint64_t communicator;
   // data: message; target: first message; ping, pong: send time of the ping in ns; ack_request:
   // time of the request in ns; ack: time of the last answered request; slots: memory address;
-  // memory: id; rail_down, fenced, address: rail.
+  // memory: id; rail_down, fenced, address, drill, drill_ack: rail.
   std::uint64_t number;
   // `delivered` and `credit` of other frames.  address: the 16 address bytes; target: memory
   // address and size in bytes (0: no target).

@@ -65,6 +65,8 @@ void Link::move(RailId id, RailState to, RailCause cause, TimeNs now) {
     for (Replay& replay : replays_)
       if (replay.target == id) replay.target = any_rail;
   if (observer_ != nullptr) observer_->on_rail_moved(id, from, to, cause);
+  if (from == RailState::probation && to == RailState::up)
+    for (Drill* drill : {&rail.drills.own, &rail.drills.peers}) drill->rejoined(now);
   step(LinkStep::rail_moved, id);
   if (posted_) posted_->rail_moved(id, to, now);
   if (to != RailState::up || !may_carry_data(rail)) return;
@@ -119,7 +121,7 @@ void Link::drop_notices(RailId id) {
   Rail& rail = rails_[id];
   if (!unsent || !rail.ended_by_drill()) return;
   rail.notices.owed = rail.epoch;
-  each_usable([&](RailId, Rail& other) { other.control.drills |= bit; });
+  each_usable([&](RailId, Rail& other) { other.control.owed |= bit; });
 }
 
 bool Link::rail_established(RailId id, Epoch epoch, TimeNs now) {

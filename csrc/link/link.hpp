@@ -24,6 +24,7 @@
 #include "base/errors.hpp"
 #include "base/units.hpp"
 #include "link/control.hpp"
+#include "link/drill.hpp"
 #include "link/frame.hpp"
 #include "link/in_stream.hpp"
 #include "link/link_types.hpp"
@@ -239,19 +240,23 @@ class Link {
   void corrupt(RailId rail, bool on) { rails_[rail].corrupt = on; }
   // A test or drill has injected a fault into our end of the rail.  RAIL_DOWN tells the peer.
   void set_injected(RailId rail, bool on) { rails_[rail].injected = on; }
+  // A drill of `kind`, the owner's number, begins or ends at our end.  The peer is told.
+  void begin_drill(RailId rail, std::uint8_t kind, TimeNs duration, TimeNs now);
+  void end_drill(RailId rail, TimeNs now);
+  // Returns true once the peer has confirmed the last begin or end.
+  [[nodiscard]] bool drill_known(RailId rail) const {
+    return rails_[rail].drills.known == rails_[rail].drills.told;
+  }
+  // Returns the kind of the drill by either end that explains events of the rail; no_drill: none.
+  [[nodiscard]] std::uint8_t drill(RailId rail, TimeNs now) const;
+  [[nodiscard]] bool in_drill(RailId rail, TimeNs now) const;
+  // Returns true once a drill by either end has begun; without one, drill() needs no clock.
+  [[nodiscard]] bool drill_seen(RailId rail) const {
+    return rails_[rail].drills.own.over_at != 0 || rails_[rail].drills.peers.over_at != 0;
+  }
 
  private:
   friend class Posted;
-  struct Incoming {
-    FrameHeader header{};
-    InStream* stream = nullptr;
-    std::uint32_t received = 0;
-    bool placed = false;                 // an RDMA write has placed the payload already
-    std::unique_ptr<std::byte[]> text;   // payload of an ABORT
-    bool apart = false;                  // the payload is buffered in `chunk`
-    std::unique_ptr<std::byte[]> chunk;  // payload of data, copied to the slot later
-    bool wanted = false;                 // put: the attempt was permitted when the frame began
-  };
   struct Rail {
     RailKind kind = RailKind::tcp;
     RailState state = RailState::connecting;
@@ -266,6 +271,7 @@ class Link {
     RailHealth health;
     RailReconnect reconnect;
     RailNotices notices;
+    RailDrills drills;
     Incoming incoming;
     Control control;
     std::deque<Copy> copies;
@@ -276,15 +282,6 @@ class Link {
     [[nodiscard]] bool ended_by_drill() const { return injected || cause == RailCause::injected; }
     [[nodiscard]] bool one_sided() const { return kind == RailKind::verbs; }
   };
-  struct Replay {
-    OutStream* stream;
-    std::uint64_t number;
-    std::uint16_t chunk;
-    RailId target;  // the only rail for this replay, or any_rail
-    bool hedge;
-    RailId from;
-  };
-
   struct LastAck {
     std::uint64_t delivered;
     std::uint64_t credit;
@@ -349,6 +346,12 @@ class Link {
 
   // link_verdict.cc: location of faults
   void conclude(RailId rail);
+
+  // link_drills.cc: drills of both ends
+  void announce_drill(RailId rail, TimeNs now);
+  void repeat_drills(TimeNs now);
+  void fill_drill(RailId about, FrameHeader& header, TimeNs now) const;
+  [[nodiscard]] bool on_drill(RailId via, const FrameHeader& header, TimeNs now);
 
   // link_send.cc: frames out
   void queue_stream(OutStream& stream);

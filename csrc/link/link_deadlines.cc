@@ -44,6 +44,7 @@ void Link::tick(TimeNs now) {
     }
   }
   if (options_.shape.resilience) repeat_notices(now);
+  repeat_drills(now);
   repeat_acks(now);
   if (posted_) posted_->tick(now);
 }

@@ -297,7 +297,9 @@ void Link::frame_end(RailId id, TimeNs now) {
       if (!on_address(id, header)) rail_failed(id, rail.epoch, RailCause::protocol, now);
       break;
     case FrameType::drill:
-    case FrameType::drill_ack: break;
+    case FrameType::drill_ack:
+      if (!on_drill(id, header, now)) rail_failed(id, rail.epoch, RailCause::protocol, now);
+      break;
     case FrameType::room:
     case FrameType::need:
     case FrameType::memory:
@@ -322,12 +324,18 @@ bool Link::names_an_epoch(const FrameHeader& header) const {
 void Link::on_rail_down(const FrameHeader& header, TimeNs now) {
   const auto about = static_cast<RailId>(header.number);
   Rail& rail = rails_[about];
+  // The news of a drill may come after the start of the next epoch.  Announced drills are no news.
+  const bool by_drill = (header.flags & frame_flag::injected) != 0 &&
+                        header.epoch > rail.notices.injected && header.epoch <= rail.epoch;
+  const bool announced = rail.drills.peers.active(now);
+  if (by_drill && !announced) {
+    rail.drills.peers.begin(unknown_drill, 0, now);
+    rail.drills.peers.end(/*rail_is_up=*/header.epoch < rail.epoch && usable(rail), now);
+  }
   if (header.epoch == rail.epoch) rail_failed(about, header.epoch, RailCause::peer_notice, now);
-  // The news of a drill may come after the start of the next epoch.
-  if ((header.flags & frame_flag::injected) != 0 && header.epoch > rail.notices.injected &&
-      header.epoch <= rail.epoch) {
+  if (by_drill) {
     rail.notices.injected = header.epoch;
-    if (observer_ != nullptr) observer_->on_injected(about);
+    if (!announced && observer_ != nullptr) observer_->on_injected(about);
   }
   if (header.epoch == rail.epoch) {
     const auto port =

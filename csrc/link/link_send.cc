@@ -131,15 +131,22 @@ bool Link::next_control(RailId id, OutFrame& frame, TimeNs now) {
     mask &= mask - 1;
     return static_cast<RailId>(about);
   };
-  if (control.notices != 0) {
+  if (control.drills != 0) {  // before the news of the drill's effects
+    fill_drill(take_rail(control.drills), header, now);
+  } else if (control.drill_acks != 0) {
+    const RailId about = take_rail(control.drill_acks);
+    header.type = FrameType::drill_ack;
+    header.number = about;
+    header.epoch = rails_[about].drills.received;
+  } else if (control.notices != 0) {
     const RailId about = take_rail(control.notices);
     header.type = FrameType::rail_down;
     header.flags = static_cast<std::uint8_t>(rails_[about].findings.own);
     if (rails_[about].ended_by_drill()) header.flags |= frame_flag::injected;
     header.number = about;
     header.epoch = rails_[about].epoch;
-  } else if (control.drills != 0) {
-    const RailId about = take_rail(control.drills);
+  } else if (control.owed != 0) {
+    const RailId about = take_rail(control.owed);
     header.type = FrameType::rail_down;
     header.flags = frame_flag::injected;
     header.number = about;

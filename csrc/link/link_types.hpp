@@ -126,6 +126,8 @@ class LinkObserver {
   virtual void on_located(RailId /*rail*/, Verdict /*verdict*/) {}
   // The peer reports that a test or drill caused the fault that ended the rail's epoch.
   virtual void on_injected(RailId /*rail*/) {}
+  // The peer announces the begin or the end of a drill of this kind.
+  virtual void on_drill(RailId /*rail*/, std::uint8_t /*kind*/, bool /*ends*/) {}
   // The rail became slow (far fewer bytes/s than the fastest rail of the link) or is no longer
   // slow.  A slow rail that goes DOWN is reported as no longer slow, with a rate of 0.
   virtual void on_slow(RailId /*rail*/, bool /*slow*/, double /*bytes_per_s*/) {}

@@ -58,6 +58,7 @@ enum class Mutant : std::uint8_t {
   share_border_off,           // a border of uneven shares is one byte off
   bandwidths_not_adopted,     // a rank goes on using the bandwidths of an earlier call
   bandwidths_damped,          // a rank adopts bandwidths only if its own node's has changed
+  drill_announced_once,       // the announcement of a drill is sent only once
 };
 inline constexpr std::array mutant_names{
     std::string_view("none"),
@@ -108,8 +109,9 @@ inline constexpr std::array mutant_names{
     std::string_view("share_border_off"),
     std::string_view("bandwidths_not_adopted"),
     std::string_view("bandwidths_damped"),
+    std::string_view("drill_announced_once"),
 };
-static_assert(mutant_names.size() == static_cast<std::size_t>(Mutant::bandwidths_damped) + 1);
+static_assert(mutant_names.size() == static_cast<std::size_t>(Mutant::drill_announced_once) + 1);
 
 #if defined(R2CCL_MUTANTS)
 inline Mutant planted_mutant = Mutant::none;

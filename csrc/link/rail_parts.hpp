@@ -1,7 +1,9 @@
 // Parts of the state that a link keeps of a rail.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <unordered_map>
 
 #include "base/units.hpp"
@@ -12,6 +14,20 @@
 #include "link/ring.hpp"
 
 namespace r2ccl {
+
+class InStream;
+
+// The frame that is being received.
+struct Incoming {
+  FrameHeader header{};
+  InStream* stream = nullptr;
+  std::uint32_t received = 0;
+  bool placed = false;                 // an RDMA write has placed the payload already
+  std::unique_ptr<std::byte[]> text;   // payload of an ABORT
+  bool apart = false;                  // the payload is buffered in `chunk`
+  std::unique_ptr<std::byte[]> chunk;  // payload of data, copied to the slot later
+  bool wanted = false;                 // put: the attempt was permitted when the frame began
+};
 
 // A posting of a chunk on a rail.
 struct Attempt {
@@ -47,6 +63,16 @@ struct RailPath {
 struct Copy {
   OutStream* stream;
   std::uint64_t number;
+};
+
+// A chunk to send again.
+struct Replay {
+  OutStream* stream;
+  std::uint64_t number;
+  std::uint16_t chunk;
+  RailId target;  // the only rail for this replay, or any_rail
+  bool hedge;
+  RailId from;
 };
 
 // Evidence about the rail: rate, silence and probes.

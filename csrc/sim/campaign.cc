@@ -324,7 +324,7 @@ class SeedRun {
           if (world_.dead(rank) || world_.dead(peer)) continue;
           const Link& link = world_.end(rank, peer).link;
           for (RailId rail = 0; rail < link.rail_count(); ++rail)
-            if (link.state(rail) != RailState::up) return false;
+            if (link.state(rail) != RailState::up || !link.drill_known(rail)) return false;
           if (!link.all_delivered()) return false;
         }
       return true;
@@ -335,11 +335,15 @@ class SeedRun {
         if (rank == peer || faults_.isolated(rank, peer)) continue;
         if (world_.dead(rank) || world_.dead(peer)) continue;
         const Link& link = world_.end(rank, peer).link;
-        for (RailId rail = 0; rail < link.rail_count(); ++rail)
+        for (RailId rail = 0; rail < link.rail_count(); ++rail) {
+          if (!link.drill_known(rail))
+            violate("I4: rank " + std::to_string(peer) + " does not know the drill on rail" +
+                    std::to_string(rail) + " of rank " + std::to_string(rank));
           if (link.state(rail) != RailState::up)
             violate("I4: rail" + std::to_string(rail) + " of rank " + std::to_string(rank) +
                     " to rank " + std::to_string(peer) +
                     " did not come back: " + std::string(name_of(link.state(rail))));
+        }
         if (!link.all_delivered())
           violate("I4: rank " + std::to_string(rank) + " does not deliver everything to rank " +
                   std::to_string(peer));

@@ -3,6 +3,11 @@
 #include <string>
 
 namespace r2ccl::sim {
+namespace {
+
+constexpr TimeNs drill_time = 10 * ns_per_ms;
+
+}  // namespace
 
 void Faults::strike(FaultKind kind) {
   const auto pick = [this](int below) {
@@ -57,7 +62,12 @@ void Faults::strike(FaultKind kind) {
       break;
     case FaultKind::lost_for_good: lose_for_good(rank, rail); break;
     case FaultKind::long_outage: outages_.emplace_back(rank, peer, rail); break;
-    case FaultKind::reset: world_.reset(rank, peer, rail); break;
+    case FaultKind::reset:  // a drill of `reset`
+      world_.drill(rank, peer, rail, /*begins=*/true);
+      world_.reset(rank, peer, rail);
+      after(drill_time,
+            [this, rank, peer, rail] { world_.drill(rank, peer, rail, /*begins=*/false); });
+      break;
     case FaultKind::half_open: world_.half_open(rank, peer, rail); break;
     case FaultKind::delay: {
       const TimeNs late = random_.between(50'000, 5 * ns_per_ms);

@@ -196,6 +196,15 @@ void LinkEnd::fail_rail(RailId rail, RailCause cause) {
   progress();
 }
 
+void LinkEnd::drill(RailId rail, bool begins) {
+  constexpr std::uint8_t kind = 1;
+  if (begins)
+    link.begin_drill(rail, kind, longest_drill_ns, now());
+  else
+    link.end_drill(rail, now());
+  progress();
+}
+
 void LinkEnd::connect_soon(RailId rail) {
   link.connect_soon(rail, now());
   act(now());

@@ -24,6 +24,7 @@ class LinkEnd final : public LinkObserver, public EventSink, public CarriedLink 
   // Handles all arrivals, sends pending frames and wakes the rank.
   void progress();
   void fail_rail(RailId rail, RailCause cause);
+  void drill(RailId rail, bool begins);
   void connect_soon(RailId rail);
   void die();  // the process dies: all work stops, the kernel closes everything open
 

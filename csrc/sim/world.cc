@@ -196,6 +196,14 @@ void World::fail_rail(int rank, int peer, RailId rail, RailCause cause) {
     end(rank, peer).fail_rail(rail, cause);
 }
 
+void World::drill(int rank, int peer, RailId rail, bool begins) {
+  if (of(rank).dead) return;
+  if (stopped(rank))
+    events_.at(of(rank).paused_until, [=, this] { drill(rank, peer, rail, begins); });
+  else
+    end(rank, peer).drill(rail, begins);
+}
+
 void World::half_open(int rank, int peer, RailId rail) {
   PathHistory& over = history(rank, peer, rail);
   for (Connection& connection : over.connections) connection.silence();

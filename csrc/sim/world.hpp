@@ -102,6 +102,8 @@ class World {
   // Fails the rail at the end of `rank`; the link may notify the peer.  A paused rank notices the
   // failure after its pause.
   void fail_rail(int rank, int peer, RailId rail, RailCause cause);
+  // Announces the begin or the end of a drill.  A paused rank does so after its pause.
+  void drill(int rank, int peer, RailId rail, bool begins);
   // Like fail_rail(), but the path loses all resets and errors, so only a frame on another rail can
   // notify the peer.
   void half_open(int rank, int peer, RailId rail);

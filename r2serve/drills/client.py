@@ -15,7 +15,7 @@ from r2serve.drills.order import ENGINE, DrillError, Order
 from r2serve.drills.service import PATTERN, PEER_CREDENTIALS
 from r2serve.faults import DATA_RAILS, canonical
 
-_TALK_S = 5.0
+_TALK_S = 10.0
 _LIST_S = 1.0
 
 

@@ -31,6 +31,11 @@ _LOG = logging.getLogger("r2serve.drills")
 PATTERN = "*.drills"
 MAX_LINE = 64 * 1024
 _ENDED_KEPT = 64
+KNOWN_S = 4.0
+"""Time for the peers to confirm a drill before its fault, s."""
+_KNOWN_EVERY_S = 0.002
+SYSTEM_MARGIN_S = 5.0
+"""A drill by the system begins later and ends later than in the worker, by up to this time, s."""
 _TALK_S = 2.0
 PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
@@ -40,6 +45,9 @@ class Injectable(Protocol):
 
     def inject(self, rail: int, fault: str, process: int = 0, bytes_per_s: float = 0.0) -> None: ...
     def note_injected(self, rail: int, fault: str, process: int = 0) -> None: ...
+    def announce_drill(self, rail: int, fault: str, seconds: float, process: int = 0) -> None: ...
+    def end_drill(self, rail: int, process: int = 0) -> None: ...
+    def drill_is_known(self, rail: int, process: int = 0) -> bool: ...
     def rails(self) -> list[dict[str, Any]]: ...
 
 
@@ -189,10 +197,12 @@ class DrillService:
                     )
             self._drills[order.id] = drill
         try:
-            self._fault(drill, "carrier_loss" if order.kind == "flap" else order.kind)
+            self._announce(drill)
+            self._fault(drill, _first_fault(order))
         except BaseException:
             with self._lock:
                 del self._drills[order.id]
+            self._tell_end(drill)
             raise
         _LOG.warning(
             "drill %s started: %s of %s for %g s", order.id, order.kind, order.rail, order.seconds
@@ -205,7 +215,7 @@ class DrillService:
     def _run(self, drill: Drill) -> None:
         """Waits for the end of the drill, then restores the rails."""
         order = drill.order
-        ends = time.monotonic() + order.seconds
+        ends = time.monotonic() + _seconds(order)
         faulted = True
         while (left_s := ends - time.monotonic()) > 0:
             flaps = order.kind == "flap" and order.by == ENGINE
@@ -216,11 +226,35 @@ class DrillService:
                 self._fault(drill, "carrier_loss" if faulted else "heal")
         if faulted:
             self._fault(drill, "heal")
+        self._tell_end(drill)
         with self._lock:
             drill.ended_clock_ns = time.time_ns()
             self._ended.append(self._drills.pop(order.id))
             self._runs.discard(threading.current_thread())
         _LOG.warning("drill %s ended: %s of %s is undone", order.id, order.kind, order.rail)
+
+    def _announce(self, drill: Drill) -> None:
+        """Tells the peers of the drill; returns once all have confirmed.
+
+        Raises:
+            DrillError: a peer does not confirm in time.
+        """
+        fault = _first_fault(drill.order)
+        for rail, peer in drill.rails:
+            self._engine.announce_drill(rail, fault, _seconds(drill.order), peer)
+        until_s = time.monotonic() + KNOWN_S
+        while not all(self._engine.drill_is_known(rail, peer) for rail, peer in drill.rails):
+            if time.monotonic() > until_s:
+                raise DrillError(
+                    f"rail: a peer of {drill.order.rail} did not confirm the drill within "
+                    f"{KNOWN_S:g} s, so no fault was made; must be a rail to peers that answer"
+                )
+            if drill.over.wait(_KNOWN_EVERY_S):
+                raise DrillError("do: start is refused, because the drill was ended")
+
+    def _tell_end(self, drill: Drill) -> None:
+        for rail, peer in drill.rails:
+            self._engine.end_drill(rail, peer)
 
     def _fault(self, drill: Drill, fault: str) -> None:
         for rail, peer in drill.rails:
@@ -228,6 +262,15 @@ class DrillService:
                 self._engine.note_injected(rail, fault, peer)
             else:
                 self._engine.inject(rail, fault, peer, drill.order.mbit * 125_000)
+
+
+def _first_fault(order: Order) -> str:
+    return "carrier_loss" if order.kind == "flap" else order.kind
+
+
+def _seconds(order: Order) -> float:
+    """Returns the longest time of the drill: the client ends a drill by the system."""
+    return order.seconds + (SYSTEM_MARGIN_S if order.by == SYSTEM else 0.0)
 
 
 def _line(client: socket.socket) -> bytes:

@@ -74,17 +74,36 @@ class StallReport:
         moves = {event.entry: event for event in events if event.kind == "rail_state"}
         losses = {one.entry: one for one in events if one.kind == "rail_state" and one.value}
         causes = _by_cause(list(losses.values()), read)
-        what = [_lost(cause, events) for cause in causes] or [
-            f"{event.rail} to {event.peer} was suspected" for event in moves.values()
+        what = [(_lost(cause, events), cause[0].in_drill) for cause in causes] or [
+            (f"{event.rail} to {event.peer} was suspected", event.in_drill)
+            for event in moves.values()
         ]
         short_ns = sum(event.value for event in events if event.kind == "short_of_cpu")
         short = f"; this host was short of CPU: {short_ns / 1e6:.0f} ms lost" if short_ns else ""
-        drill = "drill: " if any(event.kind == "injected" for event in events) else ""
         steps = "1 step" if self._steps == 1 else f"{self._steps} steps"
         return (
-            f"{drill}{'; '.join(what) or 'rail events'}: {self._stalled_ns / 1e6:.1f} ms stall in "
+            f"{_told(what) or _repeated(events)}: {self._stalled_ns / 1e6:.1f} ms stall in "
             f"{steps}; {_carrying(read, moves)}; {_requests(list(self._requests))}{short}"
         )
+
+
+def _told(what: list[tuple[str, bool]]) -> str:
+    """Joins the causes; each is told as a drill or as a fault."""
+    if all(drill for _, drill in what):
+        return "drill: " * bool(what) + "; ".join(text for text, _ in what)
+    return "; ".join("drill: " * drill + text for text, drill in what)
+
+
+def _repeated(events: list[Event]) -> str:
+    """Returns a cause without a change of state: chunks were sent again."""
+    rails = {
+        f"{event.rail} to {event.peer}": None
+        for event in events
+        if event.kind in ("replay", "hedge") and event.rail
+    }
+    if not rails:
+        return "no loss or suspicion of a rail is recorded"
+    return f"chunks of {', '.join(rails)} were sent again"
 
 
 def _by_cause(losses: list[Event], read: Journal) -> list[list[Event]]:
@@ -95,7 +114,8 @@ def _by_cause(losses: list[Event], read: Journal) -> list[list[Event]]:
             first = cause[0]
             unit, other = read.rails[loss.entry].unit, read.rails[first.entry].unit
             together = abs(loss.time_ns - first.time_ns) <= TOGETHER_NS
-            if unit and unit == other and together and _is_of_port(loss) and _is_of_port(first):
+            alike = loss.in_drill == first.in_drill and _is_of_port(loss) and _is_of_port(first)
+            if unit and unit == other and together and alike:
                 cause.append(loss)
                 break
         else:
@@ -129,13 +149,18 @@ def _lost(cause: list[Event], events: list[Event]) -> str:
 
 
 def _carrying(read: Journal, touched: Iterable[int]) -> str:
-    peers = {read.rails[entry].peer_engine for entry in touched if entry >= 0}
-    names = [
-        rail.name
-        for rail in read.rails
-        if rail.peer_engine in peers and rail.may_carry and rail.state == "UP"
-    ]
-    return f"carried by {', '.join(dict.fromkeys(names))}" if names else "no rail is left"
+    """Tells which rails to the touched peers are left; without touched rails, to all peers."""
+    touched_peers = {read.rails[entry].peer_engine for entry in touched if entry >= 0}
+    rails = [rail for rail in read.rails if rail.peer_engine in touched_peers or not touched_peers]
+    left = [rail for rail in rails if rail.may_carry and rail.state in ("UP", "SUSPECT")]
+    served = {rail.peer_engine for rail in left}
+    without = dict.fromkeys(rail.peer for rail in rails if rail.peer_engine not in served)
+    told = []
+    if left:
+        told.append(f"carried by {', '.join(dict.fromkeys(rail.name for rail in left))}")
+    if without:
+        told.append(f"no rail to {', '.join(without)} is left")
+    return ", ".join(told) or "no rail is recorded"
 
 
 def _requests(names: list[str]) -> str:

@@ -114,7 +114,9 @@ def _degraded(worker: Worker) -> list[str]:
             continue
         cause = "" if rail.cause == "none" else f" ({rail.cause})"
         verdict = "" if rail.verdict == "none" else f", verdict: {rail.verdict}"
-        reasons.append(f"{worker.label}: {rail.name} to {rail.peer} is {what}{cause}{verdict}")
+        drill = f", drill: {rail.drill}" if rail.drill else ""
+        about = f"{rail.name} to {rail.peer} is {what}{cause}{verdict}{drill}"
+        reasons.append(f"{worker.label}: {about}")
     return reasons
 
 

@@ -21,7 +21,7 @@ VERSION = 4
 PATTERN = "r2ccl-*.journal"
 
 _HEADER = struct.Struct("<8sIIIIIIIIQqqq32sQ16s")
-_RAIL = struct.Struct("<32s32s32sBBBBIBBBBIqQQQQQqqQBBB5x")
+_RAIL = struct.Struct("<32s32s32sBBBBIBBBBIqQQQQQqqQBBBB4x")
 _GROUP = struct.Struct("<32sQIIqQQQBB6x")
 _LATENCY = struct.Struct("<QQQ24Q")
 _RECORD = struct.Struct("<QqBBBBIIIQQQ")
@@ -128,6 +128,7 @@ class RailCounters:
     """The rail carries data only while no other rail is up."""
     unit: int = 0
     """Rails of a process with an equal unit above 0 share a port or cable."""
+    drill: str = ""  # fault kind of a running drill by either end; empty = none
 
     @property
     def presence(self) -> str:
@@ -196,6 +197,11 @@ class Event:
     def step(self) -> int:
         """Step of the serving engine, in whose call the stall was; 0 = none, or no stall."""
         return self.epoch if self.kind == "stall" else 0
+
+    @property
+    def in_drill(self) -> bool:
+        """Whether a drill by either end of the rail explains the event."""
+        return self.kind != "stall" and self.detail == 1
 
 
 @dataclass(frozen=True)
@@ -379,7 +385,7 @@ def _name(names: tuple[str, ...], index: int) -> str:
 
 def _rail(values: tuple[bytes | int, ...]) -> RailCounters:
     *texts, kind, state, cause, verdict, epoch, slow, carry, farewell, been_up = values[:12]
-    *numbers, never_up, reserve, unit = values[12:]
+    *numbers, never_up, reserve, unit, drill = values[12:]
     name, peer, device = texts
     assert isinstance(name, bytes)
     assert isinstance(peer, bytes)
@@ -405,7 +411,12 @@ def _rail(values: tuple[bytes | int, ...]) -> RailCounters:
         never_up=_name(NEVER_UP_REASONS, int(never_up)),
         reserve=bool(reserve),
         unit=int(unit),
+        drill=_drill(int(drill)) if drill else "",
     )
+
+
+def _drill(number: int) -> str:
+    return FAULTS[number] if number < len(FAULTS) else "unknown"
 
 
 def _group(data: bytes, offset: int) -> Group:
@@ -449,7 +460,7 @@ def _event(values: tuple[int, ...], rails: list[RailCounters]) -> Event:
     elif kind == "short_of_cpu":
         text = f"the engine did not run for {value / 1e6:.0f} ms: short of CPU, or stopped"
     elif kind == "injected":
-        text = "at the peer" if before else _name(FAULTS, after)
+        text = _drill(after) + (" at the peer" if before else "")
     elif kind == "stall":
         text = _name(COLLECTIVES, before)
     known = rail < len(rails)

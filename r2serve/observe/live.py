@@ -32,6 +32,7 @@ _HEALTH_COLOURS = {health.OK: "green", health.DEGRADED: "yellow", health.FAILING
 
 def what(event: Event) -> str:
     """Returns a short description of an event."""
+    drill = " (drill)" if event.in_drill and event.kind != "injected" else ""
     if event.kind == "stall":
         step = f", step {event.step}" if event.step else ""
         call = f"{event.text} {event.call} of {decimal(event.detail)}"
@@ -39,8 +40,8 @@ def what(event: Event) -> str:
     if event.kind in ("replay", "hedge"):
         return f"{event.value} chunks"
     if event.kind == "speed":
-        return f"{event.text}: {decimal(event.value)}/s"
-    return event.text
+        return f"{event.text}: {decimal(event.value)}/s{drill}"
+    return event.text + drill
 
 
 def rail_columns() -> tuple[str, ...]:
@@ -51,6 +52,7 @@ def rail_cells(rail: RailCounters) -> tuple[str, ...]:
     """Returns the cells for :func:`rail_columns`, in rich markup."""
     cause = "" if rail.cause == "none" else rail.cause
     verdict = "" if rail.verdict == "none" else f" ({rail.verdict})"
+    drill = f" drill: {rail.drill}" if rail.drill else ""
     state = f"[{_COLOURS.get(rail.state, 'cyan')}]{rail.state}[/]" + (" slow" if rail.slow else "")
     if rail.presence == "never up":
         cause = rail.never_up
@@ -63,7 +65,7 @@ def rail_cells(rail: RailCounters) -> tuple[str, ...]:
         rail.device,
         rail.kind,
         state,
-        cause + verdict,
+        (cause + verdict + drill).strip(),
         str(rail.epoch),
     )
 

@@ -66,6 +66,14 @@ def name_of(rail: int) -> str:
     return f"rail{rail}@node0"
 
 
+def first_losses(stream: Stream, rail: int) -> list[bool]:
+    """Whether the first loss of the rail is told as a drill, for each end that has lost it."""
+    events = [rank.ask({"do": "events"}) for rank in stream.ranks]
+    moves = [moves_of([of_rank], "DOWN", rail) for of_rank in events]
+    losses = [[move for move in of_rank if move["value"] == 1] for of_rank in moves]
+    return [of_rank[0]["detail"] == 1 for of_rank in losses if of_rank]
+
+
 def has_left_up(stream: Stream, rail: int) -> bool:
     """Whether the rail was SUSPECT or DOWN at an end since the last look at the journals."""
     events = stream.look()
@@ -94,6 +102,7 @@ def test_a_drill_takes_a_rail_down_and_heals_the_rail(
     assert ended(command, "the drill") == 0
     eventually(f"rail {rail} UP", lambda: stream.is_up(rail), REJOIN_S)
     eventually("recorded", lambda: injected(stream, rail) == [kind, "heal"], REJOIN_S)
+    assert all(first_losses(stream, rail)), "an end told the drill as a fault"
     stream.finish()
 
 

@@ -86,10 +86,48 @@ TEST(DrillFaults, ThePeersJournalSaysThatADrillTookTheRailDown) {
   ASSERT_TRUE(job.engines[0]->inject(1, Fault::carrier_loss).ok());
   const auto told = [&] {
     return std::ranges::any_of(job.records(1), [](const JournalRecord& record) {
-      return record.kind == JournalKind::injected && record.from == 1 && record.to == 0;
+      return record.kind == JournalKind::injected && record.from == 1 &&
+             record.to == static_cast<std::uint8_t>(Fault::carrier_loss);
     });
   };
   EXPECT_TRUE(eventually(told, "the notice of the drill"));
+}
+
+// A drill by the system begins with a carrier loss that no engine makes.
+TEST(DrillFaults, LossesInAnAnnouncedDrillAreMarkedAtBothEndsAndOthersAreNot) {
+  Job job({.ranks = 2, .rails = 3, .devices = true, .config = {}});
+  ASSERT_TRUE(job.all_up());
+  ASSERT_TRUE(job.engines[0]->announce_drill(1, Fault::carrier_loss, 600.0).ok());
+  const auto is_known = [&] {
+    bool known = false;
+    EXPECT_TRUE(job.engines[0]->check_drill(1, 0, known).ok());
+    return known;
+  };
+  ASSERT_TRUE(eventually(is_known, "the peer has confirmed the drill"));
+  for (const int rail : {1, 2})
+    job.monitors[0]->set_link(Job::ifindex(rail), "no-port" + std::to_string(rail),
+                              /*carrier_up=*/false);
+  const auto losses = [&](std::size_t rank, int rail) {
+    std::vector<std::uint64_t> marks;
+    for (const JournalRecord& record : job.records(rank))
+      if (record.kind == JournalKind::rail_state && record.value == 1 &&
+          record.rail == static_cast<std::uint32_t>(rail))
+        marks.push_back(record.detail);
+    return marks;
+  };
+  for (const std::size_t rank : {0U, 1U}) {
+    for (const int rail : {1, 2})
+      ASSERT_TRUE(eventually([&] { return !losses(rank, rail).empty(); }, "the rail is lost"));
+    EXPECT_EQ(losses(rank, 1).front(), 1U) << "rank " << rank;
+    EXPECT_EQ(losses(rank, 2).front(), 0U) << "rank " << rank;
+    EXPECT_EQ(job.engines[rank]->rails()[1].drill, static_cast<std::uint8_t>(Fault::carrier_loss));
+    EXPECT_EQ(job.engines[rank]->rails()[2].drill, no_drill);
+  }
+  ASSERT_TRUE(job.engines[0]->end_drill(1).ok());
+  EXPECT_EQ(job.engines[0]->announce_drill(1, Fault::none, 1.0).code(),
+            ErrorCode::invalid_argument);
+  EXPECT_EQ(job.engines[0]->announce_drill(7, Fault::slow, 1.0).code(),
+            ErrorCode::invalid_argument);
 }
 
 TEST(DrillFaults, ARealLossAfterADrillIsNoDrill) {

@@ -305,22 +305,6 @@ TEST(LinkFrames, AnInjectedCauseIsToldToThePeer) {
   EXPECT_EQ(notes.rails, std::vector<RailId>{1});
 }
 
-TEST(LinkFrames, ReservedFramesAreIgnored) {
-  for (const FrameType type : {FrameType::drill, FrameType::drill_ack}) {
-    LinkPair pair(1);
-    Frame frame{};
-    frame.header.type = type;
-    frame.header.number = 0xFFFFFFFFFFFFFFFF;
-    seal(frame.header);
-    EXPECT_TRUE(pair.deliver(pair.a, 0, frame));
-    EXPECT_EQ(pair.a.state(0), RailState::up);
-    frame.header.payload_bytes = 1;
-    seal(frame.header);
-    EXPECT_FALSE(pair.deliver(pair.a, 0, frame));
-    EXPECT_EQ(pair.a.cause(0), RailCause::protocol);
-  }
-}
-
 TEST(LinkFrames, AnAnswerToAProbeOfTheFutureIsRejected) {
   LinkPair pair(1);
   Frame frame{};

@@ -20,7 +20,7 @@ from timely import ended, timely
 
 from r2serve.cli import main
 from r2serve.config import Config
-from r2serve.drills import client, system
+from r2serve.drills import client, service, system
 from r2serve.drills.order import DrillError, Order
 from r2serve.drills.service import DrillService
 from r2serve.drills.system import Guardian, SystemFault
@@ -79,6 +79,65 @@ def test_a_drill_is_recorded_and_undoes_itself(drilled: Pair) -> None:
     drilled.wait_for_state(1, "UP")
     wait_for(lambda: drills(drilled)[0]["ended_clock_ns"])
     assert injected(drilled) == ["carrier_loss", "heal"]
+
+
+def test_the_peer_knows_of_a_drill_before_its_fault(drilled: Pair) -> None:
+    peer = drilled.ends[1].engine
+    (view,) = start(drilled, kind="black_hole", seconds=600.0)
+    assert [rail["drill"] for rail in peer.rails()] == ["", "black_hole"]
+    assert [rail["drill"] for rail in drilled.engine.rails()] == ["", "black_hole"]
+    events = journal.parse(peer.journal_bytes()).events
+    assert [one.text for one in events if one.kind == "injected"] == ["black_hole at the peer"]
+    client.end(drilled.folder, view["id"])
+    timely(lambda: not peer.rails()[1]["drill"], "the end of the drill at the peer", within_s=60)
+
+
+class Deaf:
+    """An engine whose peer does not confirm a drill, or confirms at the third question."""
+
+    def __init__(self, confirms: bool) -> None:
+        self.calls: list[str] = []
+        self._confirms = confirms
+
+    def rails(self) -> list[dict[str, Any]]:
+        return [{"name": RAIL, "index": 1, "kind": "tcp", "peer": "rank 1", "peer_engine": 7}]
+
+    def drill_is_known(self, rail: int, process: int) -> bool:
+        return self._confirms and self.calls.count("drill_is_known") >= 3
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name not in ("announce_drill", "end_drill", "inject", "note_injected", "drill_is_known"):
+            return found
+        self.calls.append(name)
+        return found
+
+    def announce_drill(self, rail: int, fault: str, seconds: float, process: int) -> None: ...
+    def end_drill(self, rail: int, process: int) -> None: ...
+    def inject(self, rail: int, fault: str, process: int, bytes_per_s: float) -> None: ...
+
+
+@pytest.mark.parametrize("confirms", [False, True])
+def test_a_fault_waits_for_the_confirmation_of_the_peer(
+    confirms: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not confirms:
+        monkeypatch.setattr(service, "KNOWN_S", 0.05)
+    engine = Deaf(confirms)
+    order = {"id": "1", "kind": "carrier_loss", "rail": RAIL, "seconds": 600.0}
+    serving = DrillService(engine, tmp_path / "x.drills")
+    try:
+        path = tmp_path / "x.drills"
+        if confirms:
+            client.ask(path, {"do": "start", **order})
+            assert engine.calls == ["announce_drill", *["drill_is_known"] * 3, "inject"]
+        else:
+            with pytest.raises(DrillError, match="did not confirm the drill"):
+                client.ask(path, {"do": "start", **order})
+            assert set(engine.calls) == {"announce_drill", "drill_is_known", "end_drill"}
+            assert client.ask(path, {"do": "list"})["drills"] == []
+    finally:
+        serving.close()
 
 
 def test_a_drill_can_be_ended_before_its_time(drilled: Pair) -> None:
@@ -165,12 +224,12 @@ def test_a_worker_without_a_rail_for_drills_says_so(tmp_path: Path) -> None:
             return [{"name": "shm", "kind": "shm", "peer": "1"}]
 
     order = {"id": "1", "kind": "black_hole", "rail": RAIL, "seconds": 1}
-    service = DrillService(Railless(), tmp_path / "x.drills")
+    serving = DrillService(Railless(), tmp_path / "x.drills")
     try:
         with pytest.raises(DrillError, match="this worker has no rail for drills"):
             client.ask(tmp_path / "x.drills", {"do": "start", **order})
     finally:
-        service.close()
+        serving.close()
 
 
 def test_only_the_workers_user_may_connect(drilled: Pair) -> None:
@@ -212,23 +271,23 @@ def test_sockets_of_killed_workers_are_pruned(drilled: Pair) -> None:
 def test_a_service_may_be_closed_from_one_of_its_threads(
     drilled: Pair,
 ) -> None:
-    service = drilled.ends[0].drills
-    assert service is not None
+    serving = drilled.ends[0].drills
+    assert serving is not None
 
     class Closing:
         """An engine's finalizer may close the service in any thread."""
 
         def inject(self, *words: Any) -> None:
             drilled.engine.inject(*words)
-            service.close()
+            serving.close()
 
         def __getattr__(self, name: str) -> Any:
             return getattr(drilled.engine, name)
 
     workers = client.find(drilled.folder, RAIL)
-    service._engine = Closing()
+    serving._engine = Closing()
     assert client.start(workers, rail=RAIL, kind="carrier_loss", seconds=0.05)
-    timely(lambda: not service._thread.is_alive(), "the end of the service", within_s=120)
+    timely(lambda: not serving._thread.is_alive(), "the end of the service", within_s=120)
 
 
 def test_without_the_option_drills_are_refused(pair: Pair) -> None:

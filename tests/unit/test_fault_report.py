@@ -45,7 +45,14 @@ def rail(name: str, unit: int = 0, peer: int = 1) -> RailCounters:
     )
 
 
-def loss(rails: list[RailCounters], entry: int, at_ns: int, cause: str = "carrier_loss") -> Event:
+def loss(
+    rails: list[RailCounters],
+    entry: int,
+    at_ns: int,
+    cause: str = "carrier_loss",
+    *,
+    drill: bool = False,
+) -> Event:
     lost = rails[entry]
     return Event(
         time_ns=BEGAN + at_ns,
@@ -56,7 +63,7 @@ def loss(rails: list[RailCounters], entry: int, at_ns: int, cause: str = "carrie
         comm=0,
         call=0,
         value=1,
-        detail=0,
+        detail=int(drill),
         text=f"UP->DOWN {cause}",
         entry=entry,
     )
@@ -100,3 +107,44 @@ def test_a_shared_port_is_lost_to_all_peers() -> None:
         "rail0@node0 and rail1@node0 to rank 1, rank 2 were lost together (carrier_loss): one "
         "cause, because they share a port"
     )
+
+
+def said(rails: list[RailCounters], *events: Event) -> str:
+    """Returns the whole line."""
+    read = Journal(process=1, rails=rails, events=list(events))
+    return StallReport(NoSource(), since_ns=BEGAN).line(read)
+
+
+def test_a_loss_in_a_drill_is_told_as_a_drill_at_any_time() -> None:
+    rails = [rail("rail0@node0")]
+    late = loss(rails, 0, 14_000 * MS, drill=True)  # a flap: long after the begin of the drill
+    assert line(rails, late) == "drill: rail0@node0 to rank 1 was lost (carrier_loss)"
+
+
+def test_a_real_loss_during_a_drill_is_told_as_real() -> None:
+    rails = [rail("rail0@node0", 1), rail("rail1@node0", 1)]
+    begin = replace(loss(rails, 0, 0, drill=True), kind="injected", text="carrier_loss", value=0)
+    drilled, real = loss(rails, 0, 0, drill=True), loss(rails, 1, 1 * MS)
+    assert line(rails, begin, drilled, real) == (
+        "drill: rail0@node0 to rank 1 was lost (carrier_loss); "
+        "rail1@node0 to rank 1 was lost (carrier_loss)"
+    )
+    healed = replace(begin, text="heal", detail=0)
+    assert line(rails, healed, real) == "rail1@node0 to rank 1 was lost (carrier_loss)"
+
+
+def test_rails_that_are_up_are_never_told_as_lost() -> None:
+    up = [replace(rail(f"rail{i}@node0", 0, peer), state="UP") for peer in (1, 2) for i in (0, 1)]
+    assert said(up) == (
+        "no loss or suspicion of a rail is recorded: 0.0 ms stall in 0 steps; carried by "
+        "rail0@node0, rail1@node0; no request waited"
+    )
+    repeated = replace(loss(up, 0, 0), kind="replay", text="", value=3)
+    assert said(up, repeated).startswith("chunks of rail0@node0 to rank 1 were sent again: ")
+
+
+def test_a_peer_without_a_rail_is_named() -> None:
+    rails = [rail("rail0@node0", 0, 1), replace(rail("rail0@node0", 0, 2), state="UP")]
+    assert "; no rail to rank 1 is left; " in said(rails, loss(rails, 0, 0))
+    both = said(rails, loss(rails, 0, 0), loss(rails, 1, 0))
+    assert "; carried by rail0@node0, no rail to rank 1 is left; " in both

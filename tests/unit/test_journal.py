@@ -258,13 +258,13 @@ def build(count: int, records: list[bytes], *, rails: int = 1, magic: bytes = b"
         b"rank 0",
     )
     rail = struct.pack(
-        "<32s32s32sBBBBIBBBBIqQQQQQqqQBBB5x",
+        "<32s32s32sBBBBIBBBBIqQQQQQqqQBBBB4x",
         b"rail0@node1",
         b"rank 3",
         b"eth7",
         *(0, 4, 1, 2, 9, 1, 1, 0, 1, 77),
         *range(10, 19),
-        *(3, 1, 7),
+        *(3, 1, 7, 2),
     )
     group = struct.pack("<32sQIIqQQQBB6x", b"tp:0", 77, 1, 2, 50, 3, 4, 5, 8, 0)
     group += struct.pack("<27Q", 6, 60_000, 600, 1, 5, *[0] * 22) + bytes(8 * 216)
@@ -302,6 +302,7 @@ def test_fields_are_read_at_the_offsets_of_the_layout() -> None:
             never_up="own_address",
             reserve=True,
             unit=7,
+            drill="black_hole",
         )
     ]
     assert read.groups == [
@@ -347,6 +348,16 @@ def test_fields_are_read_at_the_offsets_of_the_layout() -> None:
 def test_a_state_change_has_a_text() -> None:
     (event,) = journal.parse(build(1, [record(1, kind=1)])).events
     assert event.text == "UP->DOWN carrier_loss"
+
+
+def test_a_drill_marks_events_and_names_its_fault_and_its_end() -> None:
+    def injected(sequence: int, at_peer: int, fault: int, mark: int) -> bytes:
+        return struct.pack("<QqBBBBIIIQQQ", sequence, 10, 8, at_peer, fault, 0, 0, 3, 0, 0, 0, mark)
+
+    records = [injected(1, 0, 4, 1), injected(2, 1, 0, 0), injected(3, 1, 255, 1)]
+    events = journal.parse(build(3, records)).events
+    assert [event.text for event in events] == ["slow", "heal at the peer", "unknown at the peer"]
+    assert [event.in_drill for event in events] == [True, False, True]
 
 
 def test_a_verdict_and_a_speed_change_have_texts() -> None:

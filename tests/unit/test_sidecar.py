@@ -232,6 +232,23 @@ def test_a_failover_is_counted_once(pair: Pair, client: TestClient) -> None:
         "rank 1",
     )
     assert value == 3.0
+    assert labels["injected"] == "true"
+
+
+def test_a_drill_is_a_metric_while_it_explains_the_rail(pair: Pair, client: TestClient) -> None:
+    assert "r2serve_drill_active" not in samples(client)
+    pair.engine.inject(1, "carrier_loss")
+    [(labels, value)] = timely(
+        lambda: samples(client).get("r2serve_drill_active"), "the drill is shown", within_s=60
+    )
+    assert (labels["rail"], labels["peer"], labels["kind"], value) == (
+        "rail1@node0",
+        "rank 1",
+        "carrier_loss",
+        1.0,
+    )
+    pair.engine.inject(1, "heal")
+    timely(lambda: "r2serve_drill_active" not in samples(client), "the drill is over", within_s=60)
 
 
 def test_a_failover_without_a_verdict_is_counted_too(

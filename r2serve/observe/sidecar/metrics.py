@@ -34,6 +34,8 @@ _WORKER = ("worker", "process", "node")
 _ENGINE = ("model_name", "engine")
 _RAIL = (*_WORKER, "rail", "peer", "peer_engine", "kind", "device")
 
+_DRILL = (*_WORKER, "rail", "peer", "peer_engine", "kind")  # kind: of the fault
+
 _RailKey = tuple[str, int, int]  # worker, entry of the rail, epoch
 
 
@@ -80,7 +82,8 @@ class Metrics(Collector):
                 self._stalls[(*who, one.group, event.text)].add(event.value / 1e9)
             elif event.kind == "rail_state" and event.value:  # loss of a rail in use
                 cause = event.text.partition(" ")[2] or "none"
-                self._unlocated[key] = now_s, (*who, event.rail, event.peer, cause)
+                injected = "true" if event.in_drill else "false"
+                self._unlocated[key] = now_s, (*who, event.rail, event.peer, cause, injected)
             elif event.kind == "verdict" and key in self._unlocated:
                 self._located(key, event.text)
             elif event.kind == "rail_state" and event.text.endswith("->UP"):
@@ -222,6 +225,11 @@ class Metrics(Collector):
         epochs = CounterMetricFamily(
             "r2serve_rail_connections", "Connections of the rail, rejoins included.", labels=_RAIL
         )
+        drill = GaugeMetricFamily(
+            "r2serve_drill_active",
+            "1 while a drill by either end of the rail explains what happens to the rail.",
+            labels=_DRILL,
+        )
         for worker in workers:
             for rail in worker.journal.rails:
                 peer = (rail.peer, f"{rail.peer_engine:x}")
@@ -237,7 +245,9 @@ class Metrics(Collector):
                 replayed.add_metric(labels, rail.replayed_chunks)
                 hedged.add_metric(labels, rail.hedged_chunks)
                 epochs.add_metric(labels, rail.epoch)
-        yield from (up, state, slow, absent, trip, moved, replayed, hedged, epochs)
+                if rail.drill:
+                    drill.add_metric((*_who(worker), rail.name, *peer, rail.drill), 1)
+        yield from (up, state, slow, absent, trip, moved, replayed, hedged, epochs, drill)
 
     def _short_of_cpu(self, workers: list[Worker]) -> Metric:
         short = CounterMetricFamily(
@@ -281,8 +291,8 @@ class Metrics(Collector):
     def _failover_total(self) -> Metric:
         total = CounterMetricFamily(
             "r2serve_failover",
-            "Rails lost while in use, by cause and verdict.",
-            labels=(*_WORKER, "rail", "peer", "cause", "verdict"),
+            "Rails lost while in use, by cause and verdict. injected: true during a drill.",
+            labels=(*_WORKER, "rail", "peer", "cause", "injected", "verdict"),
         )
         for labels, count in self._failovers.items():
             total.add_metric(labels, count)

@@ -104,6 +104,7 @@ class RailView(BaseModel):
         presence="lost",
         never_up="",
         reserve=False,
+        drill="",
         epoch=3,
         tx_bytes=123456789,
         rx_bytes=123456780,
@@ -135,6 +136,10 @@ class RailView(BaseModel):
         "no_answer, rejected, probe_unanswered or no_connection; empty = none known."
     )
     reserve: bool = Field(description="The rail carries data only while no other rail is up.")
+    drill: str = Field(
+        description="Fault kind of a drill by either end that explains the rail's state; unknown; "
+        "empty = no drill."
+    )
     epoch: int
     tx_bytes: int
     rx_bytes: int
@@ -165,6 +170,7 @@ class RailView(BaseModel):
                     presence=rail.presence,  # type: ignore[arg-type]
                     never_up=rail.never_up,
                     reserve=rail.reserve,
+                    drill=rail.drill,
                     epoch=rail.epoch,
                     tx_bytes=rail.tx_bytes,
                     rx_bytes=rail.rx_bytes,
@@ -267,6 +273,7 @@ class EventView(BaseModel):
         peer="rank 1",
         epoch=3,
         text="UP->DOWN carrier_loss",
+        drill=False,
         group="",
         call=0,
         value=0,
@@ -286,6 +293,7 @@ class EventView(BaseModel):
     peer: str
     epoch: int = Field(description="Epoch of the rail; step of the engine for a stall; 0 unknown.")
     text: str
+    drill: bool = Field(description="A drill by either end of the rail explains the event.")
     group: str = Field(description="Communicator of a stall or abort.")
     call: int = Field(description="Number of the call within the communicator.")
     value: int = Field(
@@ -307,10 +315,11 @@ class EventView(BaseModel):
             peer=event.peer,
             epoch=event.epoch,
             text=event.text,
+            drill=event.in_drill,
             group=told.group,
             call=event.call,
             value=event.value,
-            bytes=event.detail,
+            bytes=event.detail if event.kind == "stall" else 0,
         )
 
 

@@ -206,6 +206,13 @@ class Peer {
         header.number = about(input_.byte() & 3);
         header.epoch = static_cast<Epoch>(about(world_.link().epoch(on)));
         break;
+      case FrameType::drill:
+      case FrameType::drill_ack:
+        header.number = about(input_.byte() & 3);
+        header.epoch = static_cast<std::uint32_t>(about(1));
+        header.slot = static_cast<std::uint16_t>(about(input_.byte()));
+        header.delivered = input_.byte() < 64 ? 0 : about(input_.byte() * ns_per_ms);
+        break;
       case FrameType::address: {
         header.number = about(input_.byte() & 3);
         header.epoch = static_cast<std::uint32_t>(about(1));

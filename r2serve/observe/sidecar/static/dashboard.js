@@ -215,11 +215,12 @@ function describe(event) {
   const what = {
     stall: () => `${event.text} call ${event.call} stalled for ${duration(event.value / 1e9)}`,
     verdict: () => `the fault is ${event.text === "transient" ? "transient" : `at the ${event.text}`}`,
-    injected: () => (event.text === "heal" ? "injected fault ended" : `fault injected: ${event.text}`),
+    injected: () => event.text.startsWith("heal") ? event.text.replace("heal", "injected fault ended") : `fault injected: ${event.text}`,
     speed: () => `${event.text}, ${bytes(event.value)}/s`,
     abort: () => "a collective ended with an error",
   }[event.kind]?.() ?? event.text;
-  return where ? `${event.label}: ${where}: ${what}` : `${event.label}: ${what}`;
+  const told = event.drill && event.kind !== "injected" ? `${what} (drill)` : what;
+  return where ? `${event.label}: ${where}: ${told}` : `${event.label}: ${told}`;
 }
 
 function take(event) {

@@ -278,7 +278,7 @@ std::vector<Engine::RailInfo> Engine::rails() {
            .kind = end.kind,
            .state = peer->link.state(rail),
            .cause = peer->link.cause(rail),
-           .verdict = peer->link.verdict(rail),
+           .verdict = peer->verdict(rail),
            .slow = peer->link.slow(rail),
            .been_up = peer->link.been_up(rail),
            .never_up = never_up == ConnectFault::none ? "" : std::string(name_of(never_up)),

@@ -78,6 +78,7 @@ void Engine::tick(TimeNs now) {
     if (refresh) peer->path_refreshed = now;
     peer->tick(now, refresh);
     tell_loss(*peer, now);
+    peer->tell_located(now);
     peer->publish();
   }
   journal_.beat(now);

@@ -24,6 +24,10 @@ constexpr TimeNs reserve_wait_ns = 2000 * ns_per_ms;
 // Losses of a shared port within this time are one cause: Linux may report the second loss late.
 constexpr TimeNs one_cause_ns = 1000 * ns_per_ms;
 
+// Both ends look for the fault, and each tells the other of its own port.  The location is told
+// this long after the loss; without a rail for the peer's report, up to `blind_ns` later.
+constexpr TimeNs settle_ns = 600 * ns_per_ms;
+constexpr TimeNs blind_ns = 2400 * ns_per_ms;
 // A start waits this long for data rails if a port of each is known not to work.
 constexpr TimeNs late_patience_ns = 2000 * ns_per_ms;
 // Segments of TCP for paths with a smaller MTU than that of the port, in bytes: the smallest MTU of
@@ -128,6 +132,7 @@ bool Peer::has_all_frames() const {
 void Peer::on_rail_moved(RailId rail, RailState from, RailState to, RailCause cause) {
   RailEnd& end = rails[rail];
   if (to == RailState::probation) show(rail);
+  if (to == RailState::probation && end.tell_at != 0) tell_where(rail);
   note_narrow(rail, from, to, cause);
   end.since = now_ns();
   if (to == RailState::up && first_up == 0) first_up = end.since;
@@ -181,9 +186,29 @@ void Peer::on_replay(RailId rail, std::uint32_t chunks, bool hedge) {
 }
 
 void Peer::on_located(RailId rail, Verdict verdict) {
+  RailEnd& end = rails[rail];
+  if (end.told_epoch == link.epoch(rail)) return;
+  end.located = verdict;
+  end.located_epoch = link.epoch(rail);
+  if (end.tell_at == 0) end.tell_at = std::max(end.lost_at + settle_ns, now_ns() + settle_ns / 2);
+}
+
+void Peer::tell_located(TimeNs now) {
+  for (RailId rail = 0; rail < rails.size(); ++rail) {
+    const TimeNs at = rails[rail].tell_at;
+    if (at == 0 || now < at || (link.best_rail() == any_rail && now < at + blind_ns)) continue;
+    tell_where(rail);
+  }
+}
+
+void Peer::tell_where(RailId rail) {
+  const Verdict verdict = rails[rail].located;
+  rails[rail].tell_at = 0;
+  rails[rail].told_epoch = rails[rail].located_epoch;
   note(rail, {.time_ns = now_ns(),
               .kind = JournalKind::verdict,
-              .to = static_cast<std::uint8_t>(verdict)});
+              .to = static_cast<std::uint8_t>(verdict),
+              .epoch_or_step = rails[rail].located_epoch});
   if (in_graceful_close()) return;
   const std::string& device = rails[rail].route.device;
   std::string text = rails[rail].name + " to " + label + ": the fault is " +
@@ -199,6 +224,11 @@ void Peer::on_located(RailId rail, Verdict verdict) {
            : fault             ? LogLevel::warning
                                : LogLevel::info,
            std::move(text));
+}
+
+Verdict Peer::verdict(RailId rail) const {
+  const RailEnd& end = rails[rail];
+  return end.told_epoch == link.epoch(rail) ? end.located : Verdict::none;
 }
 
 void Peer::on_slow(RailId rail, bool slow, double bytes_per_s) {
@@ -267,7 +297,7 @@ std::string Peer::drill_words(RailId rail) const {
 // Updates the rail table before the record, so that a reader of the record finds the new state.
 void Peer::note(RailId rail, JournalRecord record) {
   record.rail = rails[rail].journal_entry;
-  record.epoch_or_step = link.epoch(rail);
+  if (record.epoch_or_step == 0) record.epoch_or_step = link.epoch(rail);
   record.detail = link.in_drill(rail, record.time_ns) ? 1 : 0;
   publish(rail);
   journal_.record(record);
@@ -296,7 +326,7 @@ void Peer::publish(RailId id) {
   entry->may_carry = link.may_carry_data(id) ? 1 : 0;
   entry->graceful_close = in_graceful_close() ? 1 : 0;
   entry->since_ns = rails[id].since;
-  entry->verdict = static_cast<std::uint8_t>(link.verdict(id));
+  entry->verdict = static_cast<std::uint8_t>(verdict(id));
   entry->rate = static_cast<std::uint64_t>(link.rate(id));
   entry->been_up = link.been_up(id) ? 1 : 0;
   entry->connect_fault = static_cast<std::uint8_t>(never_up(id));

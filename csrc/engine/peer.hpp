@@ -84,6 +84,10 @@ struct RailEnd {
   bool announced = false;           // a drill is announced: a healed fault is no end of the drill
   TimeNs since = 0;                 // time of the last state change
   TimeNs lost_at = 0;               // time of the last loss; 0: none
+  Verdict located = Verdict::none;  // location of the fault that ended `located_epoch`
+  Epoch located_epoch = 0;
+  TimeNs tell_at = 0;    // the location is told then; 0: none is pending
+  Epoch told_epoch = 0;  // the location of this epoch's fault is told
   std::uint32_t journal_entry = no_rail_entry;
   EndNames peer_names;        // host and port at the peer's end of the last connection
   std::string connect_error;  // why the last attempt to connect failed; empty once connected
@@ -140,6 +144,10 @@ class Peer final : public LinkObserver, public CarriedLink {
   // after the first rail of the peer came up, or at half of the connect timeout.  A rail whose port
   // became ready later is news some time after.
   void tell_never_up(TimeNs connect_timeout, TimeNs now);
+  // Tells the locations of faults that have settled, once for each fault.
+  void tell_located(TimeNs now);
+  // Returns the told location of the fault that ended the rail's epoch.
+  [[nodiscard]] Verdict verdict(RailId rail) const;
   // Returns why no rail has come up, for the error of a start.
   [[nodiscard]] std::string describe_start() const;
   // Returns how long a start waits for a data rail before it goes on over the management NIC.
@@ -176,7 +184,9 @@ class Peer final : public LinkObserver, public CarriedLink {
   [[nodiscard]] bool has_all_frames() const;
 
  private:
-  void note(RailId rail, JournalRecord record);  // adds entry and epoch of the rail
+  // Adds the entry of the rail, and the epoch unless set.
+  void note(RailId rail, JournalRecord record);
+  void tell_where(RailId rail);
   void publish(RailId rail);
   void enter(RailId rail);
   void note_narrow(RailId rail, RailState from, RailState to, RailCause cause);

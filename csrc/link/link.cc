@@ -159,16 +159,19 @@ bool Link::rail_established(RailId id, Epoch epoch, TimeNs now) {
 void Link::rail_failed(RailId id, Epoch epoch, RailCause cause, TimeNs now) {
   Rail& rail = rails_[id];
   if (epoch != rail.epoch) return;
-  if (rail.state != RailState::probation && !usable(rail)) return;
+  const bool port_lost = cause == RailCause::carrier_loss || cause == RailCause::address_loss ||
+                         cause == RailCause::device_loss;
+  if (!connected(id)) {
+    if (port_lost) port_broken(id);
+    return;
+  }
   // The peer's kernel has the probe, but its process has not answered.  A path that drops the probe
   // needs a new connection soon instead.
   if (cause == RailCause::probation && rail.path.acked == rail.path.sent) handshake_late(id);
   move(id, RailState::down, cause, now);
   forget_rate(id);
   rail.findings = {};
-  if (cause == RailCause::carrier_loss || cause == RailCause::address_loss ||
-      cause == RailCause::device_loss)
-    rail.findings.own = PortEvidence::broken;
+  if (port_lost) rail.findings.own = PortEvidence::broken;
   rail.verdict = Verdict::none;
   conclude(id);
 

@@ -346,6 +346,7 @@ class Link {
 
   // link_verdict.cc: location of faults
   void conclude(RailId rail);
+  void port_broken(RailId rail);
 
   // link_drills.cc: drills of both ends
   void announce_drill(RailId rail, TimeNs now);

@@ -44,6 +44,16 @@ void Link::located(RailId id, Epoch epoch, const Findings& findings) {
   conclude(id);
 }
 
+// The port is lost as well, after another cause ended the epoch: perhaps the peer's notice was
+// faster than this host's.
+void Link::port_broken(RailId id) {
+  Rail& rail = rails_[id];
+  if (rail.epoch == 0 || rail.findings.own == PortEvidence::broken) return;
+  rail.findings.own = PortEvidence::broken;
+  each_usable([&](RailId, Rail& other) { other.control.notices |= std::uint64_t{1} << id; });
+  conclude(id);
+}
+
 void Link::conclude(RailId id) {
   Rail& rail = rails_[id];
   const Verdict verdict = judge(rail.findings);

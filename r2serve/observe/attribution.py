@@ -26,7 +26,7 @@ from r2serve.observe.step_baseline import StepBaseline
 
 _LOG = logging.getLogger("r2serve.attribution")
 
-REPORT_AFTER_S = 1.0
+REPORT_AFTER_S = 1.5
 """Delay of a fault's log line, s; localisation usually ends within this time."""
 MOST_OPEN = 64
 """More open steps than this are steps that an engine has dropped without an end."""

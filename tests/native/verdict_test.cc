@@ -37,6 +37,18 @@ TEST(Verdict, ALostCarrierIsLocalNicHereAndRemoteNicAtThePeer) {
   EXPECT_FALSE(pair.b.wants_location(0));
 }
 
+// Each end loses its own port, and the notice of the peer is faster than the own event.
+TEST(Verdict, APortLostAfterThePeersNoticeIsToldToThePeer) {
+  LinkPair pair(2);
+  pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
+  pair.exchange(1);
+  pair.b.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
+  EXPECT_EQ(pair.b.cause(0), RailCause::peer_notice);
+  EXPECT_EQ(pair.b.verdict(0), Verdict::path);
+  pair.exchange(1);
+  EXPECT_EQ(pair.a.verdict(0), Verdict::path);
+}
+
 TEST(Verdict, LaterFindingsAreSentToThePeer) {
   LinkPair pair(2);
   pair.a.rail_failed(0, 1, RailCause::dead_deadline, pair.now);

@@ -171,6 +171,15 @@ class Config:
         low=0.0,
         high=86400.0,
     )
+    refused_grace_s: float = core(
+        0.3,
+        "How long the host of a peer must refuse connections, at least three, before its process "
+        "counts as dead. Needs connections that the peer's host has closed in order (FIN); resets, "
+        "filters and silence wait for `link_timeout_s`",
+        unit="s",
+        low=0.05,
+        high=60.0,
+    )
     connect_timeout_s: float = core(
         60.0,
         "Longest wait of start-up for the first rail of every link",

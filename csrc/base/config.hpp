@@ -18,6 +18,7 @@ struct Config {
   bool fallback = true;             // without a data rail, the control rail carries data
   bool checksum = false;            // CRC32C of every chunk
   double link_timeout_s = 30.0;     // longest time without a rail to a peer; then peer_lost
+  double refused_grace_s = 0.3;     // refusals for this long prove the death of a process
   double connect_timeout_s = 60.0;  // longest start-up wait until every link has a rail
   double call_timeout_s = 0.0;      // longest wait of a call for other ranks; 0 = none
   std::int64_t handshake_timeout_ms = 1000;  // limit of a connection's set-up, and of probation

@@ -18,6 +18,7 @@ void each_field(Config& config, Visit visit) {
   visit("link_timeout_s", config.link_timeout_s);
   visit("call_timeout_s", config.call_timeout_s);
   visit("connect_timeout_s", config.connect_timeout_s);
+  visit("refused_grace_s", config.refused_grace_s);
   visit("handshake_timeout_ms", config.handshake_timeout_ms);
   visit("small_message_bytes", config.small_message_bytes);
   visit("chunk_bytes", config.chunk_bytes);

@@ -127,7 +127,7 @@ bool LinkChannel::delivered(const Member& peer) const {
 
 bool LinkChannel::all_delivered() const {
   return std::all_of(members_.begin(), members_.end(), [this](const Member& peer) {
-    return delivered(peer) ||
+    return delivered(peer) || peer.link->peer_gone() ||
            (peer.link->has_no_rail() && clock() - peer.link->no_rail_since() >= link_timeout_);
   });
 }
@@ -369,8 +369,9 @@ Status LinkChannel::check_rails(TimeNs waiting_since) const {
   };
   for (int peer = 0; peer < static_cast<int>(members_.size()); ++peer) {
     const Member& other = members_[static_cast<std::size_t>(peer)];
-    if (other.link == nullptr || other.link->peer_closed() || !for_long(waiting_since)) continue;
-    if (planted(Mutant::railless_link_waits)) continue;
+    if (other.link == nullptr || other.link->peer_closed()) continue;
+    if (other.link->peer_gone()) return lost(peer, "the process has ended: ");
+    if (!for_long(waiting_since) || planted(Mutant::railless_link_waits)) continue;
     const char* what = nullptr;
     if (other.link->has_no_rail() && for_long(other.link->no_rail_since()))
       what = "no rail within the link timeout to ";

@@ -197,6 +197,7 @@ class Engine {
     if (now - last_tick_ >= tick_interval_) tick(now);
   }
   void tell_loss(Peer& peer, TimeNs now);
+  void watch_process(Peer& peer, TimeNs now);
   void take_aborts(Peer& peer);
   void end_orphans(Peer& peer);
   void on_established(EstablishedRail rail);

@@ -77,6 +77,7 @@ void Engine::tick(TimeNs now) {
     const bool refresh = now - peer->path_refreshed >= path_refresh_ns;
     if (refresh) peer->path_refreshed = now;
     peer->tick(now, refresh);
+    watch_process(*peer, now);
     tell_loss(*peer, now);
     peer->tell_located(now);
     peer->publish();
@@ -92,7 +93,7 @@ void Engine::tell_loss(Peer& peer, TimeNs now) {
     peer.loss_told = false;
     return;
   }
-  if (peer.loss_told || peer.in_graceful_close()) return;
+  if (peer.loss_told || peer.in_graceful_close() || peer.link.peer_gone()) return;
   const auto link_timeout_ns = static_cast<TimeNs>(config_.link_timeout_s * 1e9);
   if (now - peer.link.no_rail_since() < link_timeout_ns) return;
   peer.loss_told = true;
@@ -171,7 +172,7 @@ void Engine::start_due_connects(TimeNs now) {
   // Every process begins with its nearest peer, so that not all begin with the same.
   for (auto next = peers_.rbegin(); next != peers_.rend(); ++next) {
     const std::unique_ptr<Peer>& peer = next->second;
-    if (peer->link.peer_closed()) continue;
+    if (peer->link.peer_closed() || peer->link.peer_gone()) continue;
     for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
       RailEnd& end = peer->rails[rail];
       TimeNs& connect_at = peer->ends[rail].connect_at;

@@ -26,7 +26,7 @@ bool same_port(const RailEnd& a, const RailEnd& b) {
 
 void Localiser::progress(TimeNs now) {
   for (auto& [process, peer] : peers_) {
-    if (!peer->started || peer->closing || peer->link.peer_closed()) {
+    if (!peer->started || peer->closing || peer->link.peer_closed() || peer->link.peer_gone()) {
       reachability_.erase(process);
       continue;
     }

@@ -28,6 +28,8 @@ constexpr TimeNs one_cause_ns = 1000 * ns_per_ms;
 // this long after the loss; without a rail for the peer's report, up to `blind_ns` later.
 constexpr TimeNs settle_ns = 600 * ns_per_ms;
 constexpr TimeNs blind_ns = 2400 * ns_per_ms;
+// A kernel closes all connections of a process that ends within this time.
+constexpr TimeNs one_end_ns = 2000 * ns_per_ms;
 // A start waits this long for data rails if a port of each is known not to work.
 constexpr TimeNs late_patience_ns = 2000 * ns_per_ms;
 // Segments of TCP for paths with a smaller MTU than that of the port, in bytes: the smallest MTU of
@@ -224,6 +226,27 @@ void Peer::tell_where(RailId rail) {
            : fault             ? LogLevel::warning
                                : LogLevel::info,
            std::move(text));
+}
+
+bool Peer::closed_by_peer() const {
+  TimeNs last_lost = 0;
+  TimeNs last_closed = 0;
+  for (RailId rail = 0; rail < rails.size(); ++rail) {
+    if (link.connected(rail)) return false;
+    last_lost = std::max(last_lost, rails[rail].lost_at);
+    if (ends[rail].closed_by_peer) last_closed = std::max(last_closed, rails[rail].lost_at);
+  }
+  return last_closed != 0 && last_lost - last_closed < one_end_ns;
+}
+
+void Peer::on_process_gone(TimeNs now) {
+  link.set_peer_gone();
+  for (RailEnd& end : rails) {
+    if (end.tell_at == 0) continue;
+    end.located = Verdict::peer;
+    end.tell_at = now;
+  }
+  tell_located(now + blind_ns);
 }
 
 Verdict Peer::verdict(RailId rail) const {

@@ -12,6 +12,7 @@
 #include "connect/connections.hpp"
 #include "connect/handshake.hpp"
 #include "connect/verbs_connections.hpp"
+#include "engine/absence.hpp"
 #include "journal/journal.hpp"
 #include "link/link.hpp"
 #include "link/posted.hpp"
@@ -146,6 +147,11 @@ class Peer final : public LinkObserver, public CarriedLink {
   void tell_never_up(TimeNs connect_timeout, TimeNs now);
   // Tells the locations of faults that have settled, once for each fault.
   void tell_located(TimeNs now);
+  // Returns true if the peer's kernel has closed all connections, and at least one of them in
+  // order: a living peer ends its connections by resets, as filters do.
+  [[nodiscard]] bool closed_by_peer() const;
+  // The peer's process is gone: the location of its lost rails is the peer.
+  void on_process_gone(TimeNs now);
   // Returns the told location of the fault that ended the rail's epoch.
   [[nodiscard]] Verdict verdict(RailId rail) const;
   // Returns why no rail has come up, for the error of a start.
@@ -168,6 +174,7 @@ class Peer final : public LinkObserver, public CarriedLink {
   HandshakeKey key{};
   std::vector<RailEnd> rails;
   TimeNs path_refreshed = 0;
+  std::optional<Absence> absence;  // evidence against the peer's process; empty before a start
   std::string refusal;  // why no rail can ever come up (another configuration); empty: none
   const bool posted;    // see PeerDescription
   std::set<ConnectionId> orphans_told;  // see Posted::orphans()

@@ -185,6 +185,9 @@ class Link {
   // Returns true if resilience is off and a data rail was lost: bytes may be missing.
   [[nodiscard]] bool lost_bytes() const { return lost_bytes_; }
   [[nodiscard]] bool peer_closed() const { return peer_closed_; }
+  // The peer's process is gone for good, as the owner has found out.
+  void set_peer_gone() { peer_gone_ = true; }
+  [[nodiscard]] bool peer_gone() const { return peer_gone_; }
   [[nodiscard]] std::size_t rail_count() const { return rails_.size(); }
   [[nodiscard]] RailKind kind(RailId rail) const { return rails_[rail].kind; }
   [[nodiscard]] RailState state(RailId rail) const { return rails_[rail].state; }
@@ -324,14 +327,6 @@ class Link {
   void forget_rate(RailId rail);
 
   // link_memory.cc: memory accessed by verbs rails
-  struct DeferredFree {  // memory of closed streams, kept until no rail can access the blocks
-    std::uint64_t communicator;
-    std::uint64_t written_by;  // bit r: the peer may write over rail r
-    // Rails with reads in flight; the reads of a rail end with the path ack of the position.
-    std::vector<std::pair<RailId, std::uint64_t>> read_by;
-    StreamBlock in;
-    StreamBlock out;
-  };
   void offer_slots(InStream& stream, RailId rail);
   void on_slots(RailId rail, const FrameHeader& header);
   void on_released(RailId rail, std::uint64_t communicator);
@@ -478,6 +473,7 @@ class Link {
   std::uint64_t disturbances_ = 0;
   bool close_sent_ = false;
   bool peer_closed_ = false;
+  bool peer_gone_ = false;
   bool lost_bytes_ = false;
 };
 

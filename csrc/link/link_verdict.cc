@@ -64,6 +64,7 @@ void Link::conclude(RailId id) {
 
 // Returns local_nic or remote_nic if all data rails have this verdict, else peer.
 Verdict Link::overall_verdict() const {
+  if (peer_gone_) return Verdict::peer;
   const auto all = [this](Verdict verdict) {
     return std::all_of(rails_.begin(), rails_.end(), [verdict](const Rail& rail) {
       return !rail.carries_data() || rail.verdict == verdict;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -78,6 +79,16 @@ class StreamBlock {
   const std::size_t slot_bytes_;
   std::byte* base_ = nullptr;
   std::vector<Memory> own_;
+};
+
+// Memory of closed streams, kept until no rail can access the blocks.
+struct DeferredFree {
+  std::uint64_t communicator;
+  std::uint64_t written_by;  // bit r: the peer may write over rail r
+  // Rails with reads in flight; the reads of a rail end with the path ack of the position.
+  std::vector<std::pair<RailId, std::uint64_t>> read_by;
+  StreamBlock in;
+  StreamBlock out;
 };
 
 }  // namespace r2ccl

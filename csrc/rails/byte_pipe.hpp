@@ -44,6 +44,10 @@ class BytePipe {
   // Discards unsent bytes; the caller closes the pipe next.
   virtual void abandon() {}
 
+  // Returns true once a read has found that the peer's end closed the connection in order: all its
+  // bytes were read before, and no reset came.
+  [[nodiscard]] virtual bool closed_by_peer() const { return false; }
+
   // Breaks the connection like a failure of the path.
   void sever() { ::shutdown(fd(), SHUT_RDWR); }
 

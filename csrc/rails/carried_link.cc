@@ -78,6 +78,7 @@ void CarriedLink::act(TimeNs now) {
       end.connect_at = action.at;
     } else if (end.rail) {
       assert(!end.fencing);
+      end.closed_by_peer = end.rail->closed_by_peer();
       end.fencing = std::move(end.rail);
       fence(now);
     } else {
@@ -142,6 +143,7 @@ bool CarriedLink::begin_epoch(RailId id, Epoch epoch, TimeNs now) {
 
 void CarriedLink::carry(RailId id, std::unique_ptr<Rail> by, TimeNs now) {
   ends[id].connect_at = 0;
+  ends[id].closed_by_peer = false;
   ends[id].rail = std::move(by);
   send(now);
 }

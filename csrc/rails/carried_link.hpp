@@ -53,6 +53,7 @@ class CarriedLink {
   struct End {
     std::unique_ptr<Rail> rail;     // present while an epoch is open
     std::unique_ptr<Rail> fencing;  // rail of an ended epoch that is not fenced yet
+    bool closed_by_peer = false;    // the peer's end closed the last connection in order
     TimeNs connect_at = 0;          // time of the next connection attempt; 0 = none is due
     double limit = 0;               // send rate of a drill, bytes/s; 0 = unlimited
     TimeNs next_out = 0;            // earliest time of the next send under the limit

@@ -32,6 +32,7 @@ class FramedRail final : public Rail {
   void mute() override { muted_ = true; }
   void heal() override;
   [[nodiscard]] bool muted() const override { return muted_; }
+  [[nodiscard]] bool closed_by_peer() const override { return pipe_ && pipe_->closed_by_peer(); }
 
  private:
   static constexpr std::size_t batch_frames = 8;

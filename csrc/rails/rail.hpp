@@ -55,6 +55,9 @@ class Rail {
   // Returns the descriptor to poll before sleeping; empty if there is work already.
   [[nodiscard]] virtual std::optional<pollfd> arm() = 0;
 
+  // Returns true if the peer's end has closed the connection in order; a living peer resets.
+  [[nodiscard]] virtual bool closed_by_peer() const { return false; }
+
   // Breaks the transport for a drill, like a real failure.
   virtual void sever() = 0;
   // Starts a black hole for a drill: the rail moves no bytes in either direction until heal().

@@ -21,8 +21,8 @@
 #include "base/file_descriptor.hpp"
 #include "base/units.hpp"
 #include "drivers/socket_address.hpp"
+#include "engine/absence.hpp"
 #include "engine/engine.hpp"
-#include "relay/absence.hpp"
 #include "relay/loopback.hpp"
 #include "streams/stream_mux.hpp"
 
@@ -85,7 +85,7 @@ class Relay {
         : process(described.process),
           node(described.node),
           mux({.even = even}),
-          absence(described.listeners) {}
+          absence(described.listeners.size(), connect_to(described.listeners), {}) {}
     const std::uint32_t process;
     const std::uint32_t node;
     StreamMux mux;

@@ -19,6 +19,7 @@ LINK_TIMEOUT_S = 2.0
 CERTAINTY_S = 8.0  # target: 1 s; the default of `link_timeout_s` is 30 s
 CONFIG = {"link_timeout_s": LINK_TIMEOUT_S, "spin_us": 20}
 OUTAGE_S = 1.0
+MOST_DEATHS = 4
 
 
 def check_prompt(late_s: float, limit_s: float = LINK_TIMEOUT_S + CERTAINTY_S) -> None:
@@ -70,6 +71,29 @@ def test_kill_gives_every_other_rank_the_typed_error_in_time(
     check_prompt(late)
     # The lost peer must not delay the close: a close waits up to 5 s for a live peer.
     check_prompt(closing, 4.0)
+
+
+@pytest.mark.timeout(300)
+def test_a_dead_process_is_told_as_one_long_before_the_link_timeout(
+    jobs, show: Callable[[str], None]
+) -> None:
+    """A process that ends with unread bytes on every rail sends no FIN: hence several tries."""
+    told = ""
+    for _ in range(MOST_DEATHS):
+        config = CONFIG | {"link_timeout_s": 20.0}
+        started = jobs.start(
+            "doomed.py", 2, config=config, work="all_reduce", victim=1, elements=4096
+        )
+        killed_at, (other,) = kill_in_the_middle(started, 1, after_s=0.5)
+        said = other.hear(90)
+        assert said["error"] == "PeerLostError", said
+        other.wait(60)
+        told = said["text"]
+        if "the process has ended: rank 1" in told:
+            assert "verdict: peer" in told
+            show(f"rank 1 killed: known after {said['at'] - killed_at:.2f} s")
+            return
+    pytest.fail(f"the death was told as a loss of rails {MOST_DEATHS} times: {told}")
 
 
 @pytest.mark.timeout(300)

@@ -393,6 +393,54 @@ TEST(SharedPort, TwoLostCarriersOfAUnitAreOneCause) {
   EXPECT_EQ(lost[2].find("one cause"), std::string::npos);  // an independent port
 }
 
+// The evidence of both ends comes within a second; the first half alone would blame a port.
+TEST(Located, AFaultIsToldOnceWithTheEvidenceOfBothEnds) {
+  Alone alone({rail_of(0), rail_of(1)});
+  for (const RailId rail : {RailId{0}, RailId{1}}) alone.bring_up(rail);
+  Link& link = alone.peer.link;
+  const TimeNs lost = now_ns();
+  link.rail_failed(0, 1, RailCause::carrier_loss, lost);
+  alone.peer.tell_located(lost);
+  EXPECT_EQ(link.verdict(0), Verdict::local_nic);
+  EXPECT_EQ(alone.peer.verdict(0), Verdict::none);
+  const Findings both{.own = PortEvidence::broken, .peer = PortEvidence::broken, .complete = true};
+  link.located(0, 1, both);
+  alone.peer.tell_located(lost + 500 * ns_per_ms);
+  EXPECT_EQ(warnings(alone.log, "the fault is"), Lines());
+  alone.peer.tell_located(now_ns() + 1000 * ns_per_ms);
+  link.located(0, 1, {.own = PortEvidence::broken, .peer = PortEvidence::works, .complete = true});
+  alone.peer.tell_located(now_ns() + 9000 * ns_per_ms);
+  EXPECT_EQ(warnings(alone.log, "the fault is"),
+            Lines{"rail0@node1 to rank 2: the fault is at the path"});
+  EXPECT_EQ(alone.peer.verdict(0), Verdict::path);
+}
+
+// The peer cannot report its port without a rail.
+TEST(Located, WithoutARailTheVerdictWaitsForThePeersReport) {
+  Alone alone({rail_of(0)});
+  alone.bring_up(0);
+  alone.peer.link.rail_failed(0, 1, RailCause::carrier_loss, now_ns());
+  alone.peer.tell_located(now_ns() + 1000 * ns_per_ms);
+  EXPECT_EQ(alone.peer.verdict(0), Verdict::none);
+  alone.peer.tell_located(now_ns() + 4000 * ns_per_ms);
+  EXPECT_EQ(alone.peer.verdict(0), Verdict::local_nic);
+}
+
+TEST(Located, RailsOfADeadProcessBlameThePeer) {
+  Alone alone({rail_of(0)});
+  alone.bring_up(0);
+  alone.peer.link.rail_failed(0, 1, RailCause::socket_error, now_ns());
+  alone.peer.link.located(0, 1,
+                          {.own = PortEvidence::works,
+                           .peer = PortEvidence::works,
+                           .answered = true,
+                           .complete = true});
+  alone.peer.on_process_gone(now_ns());
+  EXPECT_EQ(warnings(alone.log, "the fault is").size(), 1U);
+  EXPECT_EQ(alone.peer.verdict(0), Verdict::peer);
+  EXPECT_EQ(alone.peer.link.overall_verdict(), Verdict::peer);
+}
+
 TEST(SharedPort, UnitsAreNumberedPerProcess) {
   const auto engine = Engine::create(Config(), accepting).value();
   std::vector<RailDescription> rails{rail_of(0), rail_of(1), rail_of(2), rail_of(3)};

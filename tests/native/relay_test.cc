@@ -521,15 +521,32 @@ TEST(Absence, RefusedConnectsTellOfAProcessThatIsGone) {
   ::getsockname(listener.value().get(), reinterpret_cast<sockaddr*>(&bound), &size);
   const std::uint16_t port = ntohs(bound.sin_port);
   {
-    Absence absence({at(port)});
+    Absence absence(1, connect_to({at(port)}), {});
     EXPECT_FALSE(becomes_certain(absence, 12)) << "the process is there";
   }
   listener.value().reset();
-  Absence absence({at(port)});
+  Absence absence(1, connect_to({at(port)}), {});
   EXPECT_TRUE(becomes_certain(absence, 12));
   EXPECT_TRUE(absence.probing());
   EXPECT_FALSE(absence.certain(false, now_ns()));
   EXPECT_FALSE(absence.probing());
+}
+
+// Rails without a route, or with a NIC that is lost, say nothing.
+TEST(Absence, OnlyRefusalsCount) {
+  int error = ENETUNREACH;
+  Absence absence(1,
+                  [&](std::size_t) {
+                    errno = error;
+                    return FileDescriptor();
+                  },
+                  {.first_after = 0, .round = 100, .rounds = 3});
+  TimeNs now = 1;
+  for (int round = 0; round < 20; ++round) EXPECT_FALSE(absence.certain(true, now += 100));
+  error = ECONNREFUSED;
+  EXPECT_FALSE(absence.certain(true, now += 100));
+  for (int round = 0; round < 2; ++round) EXPECT_FALSE(absence.certain(true, now += 100));
+  EXPECT_TRUE(absence.certain(true, now + 100));
 }
 
 TEST(Absence, OneListenerThatAnswersIsEnough) {
@@ -541,7 +558,7 @@ TEST(Absence, OneListenerThatAnswersIsEnough) {
   sockaddr_in other{};
   ::getsockname(gone.value().get(), reinterpret_cast<sockaddr*>(&other), &size);
   gone.value().reset();
-  Absence absence({at(ntohs(other.sin_port)), at(ntohs(bound.sin_port))});
+  Absence absence(2, connect_to({at(ntohs(other.sin_port)), at(ntohs(bound.sin_port))}), {});
   EXPECT_FALSE(becomes_certain(absence, 12));
 }
 

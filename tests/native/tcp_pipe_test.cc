@@ -57,6 +57,28 @@ struct Connection {
   FileDescriptor peer;
 };
 
+// The kernel of a process that ends closes in order, unless the process left bytes unread.  A
+// filter resets.
+TEST(TcpPipe, AnOrderlyCloseIsToldFromAReset) {
+  for (const bool in_order : {true, false}) {
+    Connection connection;
+    const char last = 1;
+    ASSERT_EQ(::send(connection.peer.get(), &last, 1, 0), 1);
+    if (!in_order) {
+      const linger at_once{.l_onoff = 1, .l_linger = 0};
+      ::setsockopt(connection.peer.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+    }
+    EXPECT_FALSE(connection.pipe->closed_by_peer());
+    connection.peer.reset();
+    std::array<std::byte, 8> room;
+    const iovec part{room.data(), room.size()};
+    std::size_t bytes = 0;
+    const auto broken = [&] { return connection.pipe->read({&part, 1}, bytes) == Io::broken; };
+    ASSERT_TRUE(testing::eventually(broken, "the end of the connection"));
+    EXPECT_EQ(connection.pipe->closed_by_peer(), in_order);
+  }
+}
+
 // A forked process may hold a copy of the descriptor, as a duplicate does here.
 TEST(TcpPipe, AbandonedConnectionsEndDespiteACopyOfTheDescriptor) {
   Connection connection;

@@ -29,6 +29,7 @@ class ShmPipe final : public BytePipe {
   [[nodiscard]] int fd() const override { return socket_.get(); }
   [[nodiscard]] short arm(bool for_write) override;
   void abandon() override;
+  [[nodiscard]] bool closed_by_peer() const override { return closed_by_peer_; }
 
  private:
   struct Ring;
@@ -36,6 +37,7 @@ class ShmPipe final : public BytePipe {
   ShmPipe(FileDescriptor socket, Mapping memory, bool connector);
   bool peer_gone();  // also consumes pending doorbells
 
+  bool closed_by_peer_ = false;
   FileDescriptor socket_;
   Mapping memory_;
   Ring* out_;

@@ -73,7 +73,10 @@ Io TcpPipe::read(std::span<const iovec> parts, std::size_t& bytes) {
     got = ::readv(socket_.get(), parts.data(), static_cast<int>(parts.size()));
   }
   if (got < 0) return io_error();
-  if (got == 0) return Io::broken;  // the peer closed the connection
+  if (got == 0) {  // FIN
+    closed_by_peer_ = true;
+    return Io::broken;
+  }
   bytes = static_cast<std::size_t>(got);
   return Io::ok;
 }

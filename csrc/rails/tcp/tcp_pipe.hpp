@@ -23,12 +23,14 @@ class TcpPipe final : public BytePipe {
   void acknowledge() override;
   [[nodiscard]] int fd() const override { return socket_.get(); }
   void abandon() override;
+  [[nodiscard]] bool closed_by_peer() const override { return closed_by_peer_; }
   [[nodiscard]] short arm(bool for_write) override {
     return static_cast<short>(for_write ? POLLIN | POLLOUT : POLLIN);
   }
 
  private:
   FileDescriptor socket_;
+  bool closed_by_peer_ = false;
   std::uint32_t delivered_ = 0;  // segments delivered at the last report
 };
 

@@ -1,20 +1,23 @@
-#include "relay/absence.hpp"
+#include "engine/absence.hpp"
 
 #include <poll.h>
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <utility>
 
 namespace r2ccl {
-namespace {
 
-// An outage shorter than this causes no connects.  With the rounds, a dead process is certain after
-// 1.5 s.
-constexpr TimeNs first_after_ns = 500 * ns_per_ms;
-constexpr TimeNs round_ns = 250 * ns_per_ms;
-constexpr int certain_rounds = 4;
-
-}  // namespace
+ConnectTo connect_to(std::vector<SocketAddress> listeners) {
+  return [to = std::move(listeners)](std::size_t listener) {
+    const SocketAddress& at = to[listener];
+    FileDescriptor socket = FileDescriptor::made_by(
+        [&] { return ::socket(at.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
+    if (!socket.valid()) return socket;
+    if (::connect(socket.get(), at.get(), at.size) == 0 || errno == EINPROGRESS) return socket;
+    return FileDescriptor();
+  };
+}
 
 bool Absence::certain(bool railless, TimeNs now) {
   if (!railless) {
@@ -25,23 +28,22 @@ bool Absence::certain(bool railless, TimeNs now) {
   }
   if (railless_since_ == 0) {
     railless_since_ = now;
-    next_round_ = now + first_after_ns;
+    next_round_ = now + limits_.first_after;
   }
   if (now < next_round_) return false;
-  next_round_ = now + round_ns;
+  next_round_ = now + limits_.round;
   end_round();
-  if (refused_rounds_ >= certain_rounds) return true;
+  if (refused_rounds_ >= limits_.rounds) return true;
   begin_round();
   return false;
 }
 
 void Absence::begin_round() {
   refused_at_once_ = 0;
-  for (const SocketAddress& listener : listeners_) {
-    FileDescriptor socket = FileDescriptor::made_by(
-        [&] { return ::socket(listener.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
-    if (!socket.valid()) continue;
-    if (::connect(socket.get(), listener.get(), listener.size) == 0 || errno == EINPROGRESS)
+  for (std::size_t listener = 0; listener < listeners_; ++listener) {
+    errno = 0;
+    FileDescriptor socket = connect_(listener);
+    if (socket.valid())
       attempts_.push_back(std::move(socket));
     else if (errno == ECONNREFUSED)
       ++refused_at_once_;
@@ -50,7 +52,7 @@ void Absence::begin_round() {
 
 // Unanswered attempts say nothing: the NIC may be lost.
 void Absence::end_round() {
-  int refused = refused_at_once_;
+  int refused = std::exchange(refused_at_once_, 0);
   int accepted = 0;
   for (const FileDescriptor& attempt : attempts_) {
     pollfd state{attempt.get(), POLLOUT, 0};

@@ -1,0 +1,54 @@
+// Engine: the death of a peer's process, told long before link_timeout.
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "engine/engine.hpp"
+
+namespace r2ccl {
+namespace {
+
+// Refusals in a row that prove a death, together with the connections that the peer's kernel
+// closed.
+constexpr int refused_rounds = 3;
+
+// Starts a connection to the peer's listener of a rail.  A rail that has never been up may lead to
+// another host, or to this one.
+FileDescriptor ask(const Peer& peer, RailId rail) {
+  if (!peer.link.been_up(rail)) {
+    errno = EADDRNOTAVAIL;
+    return {};
+  }
+  const RailRoute& route = peer.rails[rail].route;
+  if (route.remote.family() != AF_UNIX) return begin_connect(route);
+  return connect_to({route.remote})(0);
+}
+
+}  // namespace
+
+// Two pieces of evidence prove a death: the peer's kernel has closed all connections, at least one
+// of them in order, and its host refuses new connections.  A filter that rejects packets resets the
+// connections, and refuses new ones as well.  A host that is lost answers nothing.
+void Engine::watch_process(Peer& peer, TimeNs now) {
+  if (!peer.started || peer.in_graceful_close() || peer.link.peer_gone()) return;
+  if (!peer.absence) {
+    const auto grace = static_cast<TimeNs>(config_.refused_grace_s * 1e9);
+    peer.absence.emplace(
+        peer.rails.size(),
+        [&peer](std::size_t rail) { return ask(peer, static_cast<RailId>(rail)); },
+        Absence::Limits{.first_after = 0,
+                        .round = std::max<TimeNs>(grace / refused_rounds, 1),
+                        .rounds = refused_rounds});
+  }
+  if (!peer.absence->certain(peer.closed_by_peer(), now)) return;
+  peer.on_process_gone(now);
+  peer.loss_told = true;
+  log_.add(LogLevel::warning,
+           peer.label +
+               " is lost: its process has ended (its host closed all connections "
+               "and refuses new ones)");
+  if (blocked_ > 0) notify_blocked();
+}
+
+}  // namespace r2ccl

@@ -20,7 +20,8 @@ from r2serve.config import Config
 from r2serve.observe import files, journal
 from r2serve.observe.fault_report import StallReport
 from r2serve.observe.journal import Event
-from r2serve.observe.request_log import LONGEST_NAME, RequestLog
+from r2serve.observe.names import request_name
+from r2serve.observe.request_log import RequestLog
 from r2serve.observe.run_delay import run_delay_ns
 from r2serve.observe.step_baseline import StepBaseline
 
@@ -59,7 +60,7 @@ class NewRequest:
 
     id: str
     name: str
-    """Client-visible name."""
+    """The client's id, unchecked; :func:`r2serve.observe.names.request_name` makes it a name."""
     prompt_tokens: int
 
 
@@ -165,7 +166,7 @@ class Attribution:
         self._open[key] = _OpenStep(step, now_ns, run_delay_ns())
         for new in step.new:
             if new.id not in self._running:  # else: resumed after a preemption
-                name = new.name[:LONGEST_NAME]
+                name = request_name(new.name)
                 self._running[new.id] = _RunningRequest(name, new.prompt_tokens, now_ns)
 
     def ended(self, *, sampled: bool, key: int = 0) -> None:

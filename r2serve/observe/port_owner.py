@@ -8,8 +8,11 @@ import socket
 
 import psutil
 
+from r2serve.observe.names import printable
+
 _ASK_S = 1.0
 _MAX_BYTES = 64 << 10
+_MAX_CHARACTERS = 500
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
@@ -31,9 +34,9 @@ def owner_of(host: str, port: int) -> str:
         said = json.loads(connection.getresponse().read(_MAX_BYTES))
         name = said["serving_engine"]
         whose = f"engine {name!r}" if name else "all engines"
-        return (
+        return printable(
             f"the sidecar of {whose} (process {said['process']}, journals in {said['journal_dir']})"
-        )
+        )[:_MAX_CHARACTERS]
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
         return _process_on(port)  # no sidecar, or one of another release
     finally:

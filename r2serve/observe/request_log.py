@@ -25,8 +25,6 @@ VERSION = 1
 PATTERN = "*.requests"
 LIMIT_BYTES = 4 << 20
 """Size limit of a file; a full file is rotated to ``.1`` and a new file begins."""
-LONGEST_NAME = 512
-"""Longest request name kept, in characters; names come from clients."""
 CLAIM_BYTES = 64 << 10
 """A log asks for room in the folder in steps of this size."""
 ASK_AGAIN_S = 1.0

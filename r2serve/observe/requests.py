@@ -31,7 +31,8 @@ from r2serve.observe.impact import (
     Timings,
     TrackedRequest,
 )
-from r2serve.observe.request_log import LONGEST_NAME, PATTERN, Follower, RequestLogError
+from r2serve.observe.names import request_name
+from r2serve.observe.request_log import PATTERN, Follower, RequestLogError
 
 _LOG = logging.getLogger("r2serve.observe")
 
@@ -111,7 +112,7 @@ class Requests:
 
     def get(self, name: str) -> TrackedRequest | None:
         """Returns the request with this client-visible name, the id of its answer, else None."""
-        return self._requests.get(name)
+        return self._requests.get(request_name(name))
 
     def newest(
         self, *, before: int | None = None, limit: int, waited: bool = False
@@ -302,7 +303,7 @@ class Requests:
         return request
 
     def _request(self, name: object) -> TrackedRequest:
-        key = str(name)[:LONGEST_NAME]
+        key = request_name(name)
         request = self._requests.get(key)
         if request is None:
             self._known += 1

@@ -20,6 +20,7 @@ from r2serve.engines import flag
 from r2serve.engines.sglang.groups import CARRIER
 from r2serve.errors import R2cclError
 from r2serve.observe.attribution import Attribution, NewRequest, Step, next_step
+from r2serve.observe.names import request_name
 
 _LOG = logging.getLogger(__name__)
 
@@ -236,6 +237,6 @@ def step_of(number: int, batch: Any, finished: list[str]) -> Step:
 
 def named(batch: Any) -> str:
     """Returns a text with the ids of the first requests."""
-    names = ", ".join(each.rid for each in islice(batch.reqs, _NAMED_REQUESTS))
+    names = ", ".join(request_name(each.rid) for each in islice(batch.reqs, _NAMED_REQUESTS))
     more = len(batch.reqs) - _NAMED_REQUESTS
     return f"requests {names}" + (f" and {more} more" if more > 0 else "") if names else ""

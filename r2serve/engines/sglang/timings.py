@@ -19,7 +19,8 @@ from r2serve.engines import flag
 from r2serve.engines.sglang.steps import ENGINE, HEALTH_CHECK
 from r2serve.errors import ConfigError
 from r2serve.observe import files
-from r2serve.observe.request_log import LONGEST_NAME, RequestLog
+from r2serve.observe.names import request_name
+from r2serve.observe.request_log import RequestLog
 
 _LOG = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ def line(rid: str, output: Any, index: int, stats: Any) -> dict[str, Any]:
     first_s = stats.first_token_time or finished_s
     reason = output.finished_reasons[index]
     return {
-        "finished": rid[:LONGEST_NAME],
+        "finished": request_name(rid),
         "reason": str(reason.get("type", "") if isinstance(reason, dict) else reason),
         "prompt_tokens": output.prompt_tokens[index],
         "tokens": getattr(output, "completion_tokens", [0] * (index + 1))[index],

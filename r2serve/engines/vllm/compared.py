@@ -17,6 +17,7 @@ from vllm.distributed import parallel_state
 from r2serve import Communicator
 from r2serve.device import DeviceCommunicator
 from r2serve.engines.vllm.request_ids import client_name
+from r2serve.observe.names import printable, request_name
 
 _MEETING = ("tp", "dcp")
 _PIPELINED = ("pp",)
@@ -86,12 +87,13 @@ class ComparedSteps:
         vLLM only logs the exception of a rank that returns no output.
         """
         for group in self._meeting or ():
-            group.abort(f"{type(error).__name__} in a step: {error}")
+            group.abort(printable(f"{type(error).__name__} in a step: {error}"))
 
 
 def named(scheduled: dict[str, int]) -> str:
     """Returns a text with the clients' ids of the first requests."""
-    names = ", ".join(client_name(identity) for identity in islice(scheduled, _NAMED_REQUESTS))
+    first = islice(scheduled, _NAMED_REQUESTS)
+    names = ", ".join(request_name(client_name(identity)) for identity in first)
     more = len(scheduled) - _NAMED_REQUESTS
     return f"requests {names}" + (f" and {more} more" if more > 0 else "") if names else ""
 

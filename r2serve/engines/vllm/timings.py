@@ -22,7 +22,8 @@ from r2serve.engines import flag
 from r2serve.engines.vllm.request_ids import answer_name
 from r2serve.errors import ConfigError
 from r2serve.observe import files
-from r2serve.observe.request_log import LONGEST_NAME, RequestLog
+from r2serve.observe.names import request_name
+from r2serve.observe.request_log import RequestLog
 from r2serve.variables import RELAY
 
 _LOG = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class RequestTimings(StatLoggerBase):  # type: ignore[misc]
 
 def _line(ended: Any) -> dict[str, Any]:
     return {
-        "finished": answer_name(ended.request_id)[:LONGEST_NAME],
+        "finished": request_name(answer_name(ended.request_id)),
         "reason": str(ended.finish_reason),
         "prompt_tokens": ended.num_prompt_tokens,
         "tokens": ended.num_generation_tokens,

@@ -10,12 +10,15 @@ from pydantic import BaseModel, Field
 
 from r2serve.observe.causes import causes_of
 from r2serve.observe.impact import HeldStep, TrackedRequest, figures_of
+from r2serve.observe.names import request_name
 from r2serve.observe.sidecar.responses import example, instant, respond
 from r2serve.observe.sidecar.schema import EventView
 from r2serve.observe.sidecar.state import State
 from r2serve.observe.watch import Watch
 
 MAX_PAGE = 1000
+LONGEST_ID = 4096
+"""Longest id of a client that the sidecar looks up, in characters; its name is shorter."""
 
 
 _REQUEST = {
@@ -45,7 +48,10 @@ _REQUEST = {
 
 class RequestView(BaseModel):
     model_config = example(**_REQUEST)
-    id: str = Field(description="Request id, as in the engine's response.")
+    id: str = Field(
+        description="Name of the request: the id in the engine's response, with escapes for spaces "
+        "and unprintable characters, and shortened to 128 characters."
+    )
     number: int = Field(description="Serial number in order of first mention in the logs.")
     status: str = Field(description="running or finished.")
     reason: str | None = Field(description="Finish reason: stop, length or abort.")
@@ -189,12 +195,12 @@ def add_requests(app: FastAPI, state: State) -> None:
         responses={404: {"description": "The sidecar keeps no request with this id."}},
     )
     async def impact(
-        request: Annotated[str, Path(description="Id of the request.", max_length=512)],
+        request: Annotated[str, Path(description="Id of the request.", max_length=LONGEST_ID)],
     ) -> Response:
         """Stalled steps and rail events of a request, and estimated times without the fault."""
         found = state.requests.get(request)
         if found is None:
-            raise HTTPException(404, f"request {request!r} is not known here")
+            raise HTTPException(404, f"request {request_name(request)!r} is not known here")
         return respond(ImpactView.of_all(found, state.watch))
 
 

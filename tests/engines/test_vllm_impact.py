@@ -257,7 +257,7 @@ def test_the_impact_of_an_outage_is_reported_after_any_process_is_killed(
             assert all_events(port)[: len(events)] == events
         if {"engine", "worker"} <= survivors:
             alone.append(complete(engine, prompts(1)[0], 8))
-    with TestClient(make_app(Watch(folder))) as after:
+    with TestClient(make_app(Watch(folder)), base_url="http://localhost") as after:
         for name, before in impacts.items():
 
             def differing() -> dict[str, Any]:

@@ -135,7 +135,7 @@ def alert_queries() -> list[tuple[str, str]]:
 
 def test_the_series_of_a_real_journal_match_the_checked_list(pair: Pair) -> None:
     pair.cut_and_heal(1)
-    with TestClient(sidecar.make_app(Watch(pair.folder))) as client:
+    with TestClient(sidecar.make_app(Watch(pair.folder)), base_url="http://localhost") as client:
         text = client.get("/metrics").text
     known = exported(pair.folder)
     known["r2serve_build_info"] = {"version"}  # the value of an info family is its labels
@@ -514,7 +514,7 @@ def test_the_job_has_one_name() -> None:
 
 
 def test_probes_use_existing_paths_and_ports(tmp_path: Path) -> None:
-    with TestClient(sidecar.make_app(Watch(tmp_path))) as client:
+    with TestClient(sidecar.make_app(Watch(tmp_path)), base_url="http://localhost") as client:
         paths = set(client.get("/openapi.json").json()["paths"])
     for template in pod_templates():
         own = container(template, "sidecar")

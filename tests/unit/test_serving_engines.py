@@ -45,7 +45,7 @@ def seen(folder: Path, engine: str = "") -> Watch:
 
 def test_a_node_wide_sidecar_answers_for_each_engine(two: dict[str, Pair]) -> None:
     folder = two["a"].folder
-    with TestClient(make_app(Watch(folder))) as client:
+    with TestClient(make_app(Watch(folder)), base_url="http://localhost") as client:
         for rail in (0, 1):
             two["b"].engine.inject(rail, "carrier_loss")
 

@@ -33,7 +33,7 @@ GETS = [
 
 
 def client_of(folder: Path) -> TestClient:
-    return TestClient(sidecar.make_app(Watch(folder)))
+    return TestClient(sidecar.make_app(Watch(folder)), base_url="http://localhost")
 
 
 @pytest.fixture

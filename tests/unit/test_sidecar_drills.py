@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,14 @@ def drilled(tmp_path: Path) -> Iterator[Pair]:
     made.close()
 
 
+def client_of(folder: Path, token: str | None = None) -> TestClient:
+    app = sidecar.make_app(Watch(folder), token=token)
+    return TestClient(app, base_url="http://localhost")
+
+
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[TestClient]:
-    with TestClient(sidecar.make_app(Watch(tmp_path), token=TOKEN)) as made:
+    with client_of(tmp_path, TOKEN) as made:
         yield made
 
 
@@ -61,7 +67,8 @@ def test_a_client_with_the_token_can_drill(drilled: Pair, client: TestClient) ->
 
 
 def test_a_deprecated_kind_is_accepted_with_a_note(drilled: Pair, client: TestClient) -> None:
-    answer = client.post("/v1/drills", json=ORDER | {"kind": "drop"}, headers=BEARER).json()
+    lower_case = {"Authorization": f"bearer {TOKEN}"}  # a scheme has no case: RFC 9110, 11.1
+    answer = client.post("/v1/drills", json=ORDER | {"kind": "drop"}, headers=lower_case).json()
     assert [drill["kind"] for drill in answer["drills"]] == ["black_hole"]
     assert answer["note"] == "`drop` is deprecated: use `black_hole`"
 
@@ -94,7 +101,7 @@ def test_an_impossible_drill_is_refused(
 
 
 def test_workers_without_drills_refuse(pair: Pair) -> None:
-    with TestClient(sidecar.make_app(Watch(pair.folder), token=TOKEN)) as client:
+    with client_of(pair.folder, TOKEN) as client:
         assert client.get("/v1/drills").json() == {"enabled": False, "drills": []}
         answer = client.post("/v1/drills", json=ORDER, headers=BEARER)
     assert answer.status_code == 409
@@ -118,6 +125,7 @@ def changing_routes(client: TestClient) -> list[tuple[str, str]]:
         {"Authorization": "Bearer "},
         {"Authorization": f"Bearer {TOKEN}x"},
         {"Authorization": f"Basic {TOKEN}"},
+        {"Authorization": "Basic " + base64.b64encode(f":{TOKEN}".encode()).decode()},
         {"Authorization": TOKEN},
         {"Authorization": "Bearer \u00fc".encode()},
     ],
@@ -131,7 +139,7 @@ def test_a_wrong_token_changes_nothing(client: TestClient, headers: Any) -> None
 
 
 def test_a_sidecar_without_a_token_is_read_only(tmp_path: Path) -> None:
-    with TestClient(sidecar.make_app(Watch(tmp_path))) as client:
+    with client_of(tmp_path) as client:
         answer = client.post("/v1/drills", json=ORDER, headers={"Authorization": "Bearer None"})
         assert answer.status_code == 401
         assert "read-only" in answer.json()["detail"]

@@ -29,7 +29,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[TestClient]:
-    with TestClient(sidecar.make_app(Watch(tmp_path))) as made:
+    with TestClient(sidecar.make_app(Watch(tmp_path)), base_url="http://localhost") as made:
         yield made
 
 

@@ -32,7 +32,7 @@ EXAMPLES = 30
 def described(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The OpenAPI description of a sidecar with a worker that accepts drills."""
     pair = Pair(tmp_path_factory.mktemp("journals"), drills=True)
-    app = sidecar.make_app(Watch(pair.folder), token=TOKEN)
+    app = sidecar.make_app(Watch(pair.folder), token=TOKEN, hosts=["testserver"])
     with TestClient(app):  # polls the journals in the background
         yield schemathesis.openapi.from_asgi("/openapi.json", app).exclude(
             path="/v1/events/stream"  # the stream has no end

@@ -20,7 +20,7 @@ from timely import timely
 
 from r2serve.engines import flag, sidecar
 from r2serve.errors import ConfigError
-from r2serve.observe.sidecar import cli
+from r2serve.observe.sidecar import cli, server
 from r2serve.observe.watch import Watch
 
 pytestmark = pytest.mark.slow
@@ -110,22 +110,22 @@ def test_an_unwritable_log_costs_a_warning_only(
 
 
 def test_the_sidecar_waits_for_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "LOOK_S", 0.02)
+    monkeypatch.setattr(server, "_AGAIN_S", 0.02)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         threading.Timer(0.3, taken.close).start()
-        with cli._bound("127.0.0.1", port, 90.0) as bound:
+        with server.bound("127.0.0.1", port, 90.0) as bound:
             assert bound.getsockname()[1] == port
 
 
 def test_the_wait_for_the_port_is_limited(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "LOOK_S", 0.02)
+    monkeypatch.setattr(server, "_AGAIN_S", 0.02)
     owner = re.escape(f"is taken by process {os.getpid()} ")
     taken = socket.create_server(("127.0.0.1", 0))
     with taken, pytest.raises(click.ClickException, match=owner):
-        cli._bound("127.0.0.1", taken.getsockname()[1], 3.0)  # the owner is asked for 1 s
+        server.bound("127.0.0.1", taken.getsockname()[1], 3.0)  # the owner is asked for 1 s
     assert re.search(f"{owner}.*tries again for 3 s", capsys.readouterr().err)
 
 
@@ -181,22 +181,22 @@ def test_the_sidecar_ends_after_the_engine_and_the_workers(
 ) -> None:
     monkeypatch.setattr(cli, "IDLE_S", 0.3)
     monkeypatch.setattr(cli, "LOOK_S", 0.05)
-    server: Any = SimpleNamespace(should_exit=False)
+    serving: Any = SimpleNamespace(should_exit=False)
     engine = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     watch = Watch(pair.folder)
-    ending = threading.Thread(target=cli._end_after, args=(engine.pid, watch, server), daemon=True)
+    ending = threading.Thread(target=cli._end_after, args=(engine.pid, watch, serving), daemon=True)
     ending.start()
     ending.join(0.6)
-    assert not server.should_exit  # the engine is alive
+    assert not serving.should_exit  # the engine is alive
     watch.look()
     engine.kill()
     engine.wait()
     ending.join(0.6)
-    assert not server.should_exit  # a worker is alive
+    assert not serving.should_exit  # a worker is alive
     pair.close()
 
     def ends() -> bool:
         watch.look()
-        return bool(server.should_exit)
+        return bool(serving.should_exit)
 
     timely(ends, "the end of the sidecar", within_s=60, every_s=0.05)

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fastapi import FastAPI
+from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 
@@ -17,15 +18,27 @@ from r2serve.observe.sidecar.cluster import add_cluster
 from r2serve.observe.sidecar.drills import add_drills
 from r2serve.observe.sidecar.events import add_events
 from r2serve.observe.sidecar.identity import add_identity
+from r2serve.observe.sidecar.middleware import (
+    BodyLimit,
+    Heads,
+    OwnHosts,
+    SecurityHeaders,
+    own_names,
+)
 from r2serve.observe.sidecar.peers import Peers
 from r2serve.observe.sidecar.probes import add_probes
 from r2serve.observe.sidecar.rails import add_rails
 from r2serve.observe.sidecar.requests import add_requests
-from r2serve.observe.sidecar.responses import SECURITY
 from r2serve.observe.sidecar.state import State
 from r2serve.observe.watch import Watch
 
 _CSP = "Content-Security-Policy"
+_PAGE = (
+    "default-src 'self'; img-src data:; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+_GZIP_FROM_BYTES = 1000
+_GZIP_LEVEL = 4
 
 
 def make_app(
@@ -33,7 +46,10 @@ def make_app(
     *,
     stuck_s: float | None = None,
     token: str | None = None,
+    read_token: str | None = None,
     peers: Sequence[str] = (),
+    peers_ca: Path | None = None,
+    hosts: Sequence[str] = (),
 ) -> FastAPI:
     """Builds the application. Polling of the watch starts with the application.
 
@@ -41,12 +57,16 @@ def make_app(
         watch: follows the folder with the workers' journals.
         stuck_s: a collective longer than this, in s, makes ``/readyz`` answer 503; None: none does.
         token: required to start and end drills; None disables drills.
+        read_token: required to read all but the probes, here and at the peers; None: none is.
         peers: addresses of other nodes' sidecars.
+        peers_ca: certificates of the authorities of peers with https; None: the system's.
+        hosts: names of this host in requests, beside addresses, localhost and its own name.
 
     Raises:
-        PeerError: an address is invalid.
+        PeerError: an address is invalid, or the certificates are unusable.
+        ValueError: a host's name has a misplaced wildcard.
     """
-    state = State(watch, stuck_s, Peers(peers))
+    state = State(watch, stuck_s, Peers(peers, read_token, peers_ca))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -72,7 +92,13 @@ def make_app(
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
     app.state.sidecar = state
-    app.add_middleware(Guard, token=token)
+    # The last one added is the first one asked.
+    app.add_middleware(GZipMiddleware, minimum_size=_GZIP_FROM_BYTES, compresslevel=_GZIP_LEVEL)
+    app.add_middleware(BodyLimit)
+    app.add_middleware(Guard, token=token, read_token=read_token)
+    app.add_middleware(Heads)
+    app.add_middleware(OwnHosts, names=own_names(hosts))
+    app.add_middleware(SecurityHeaders)
     add_probes(app, state)
     add_rails(app, state)
     add_events(app, state)
@@ -90,6 +116,4 @@ def _add_dashboard(app: FastAPI) -> None:
 
     @app.get("/", include_in_schema=False)
     async def dashboard() -> FileResponse:
-        return FileResponse(
-            folder / "index.html", headers=SECURITY | {_CSP: "default-src 'self'; img-src data:"}
-        )
+        return FileResponse(folder / "index.html", headers={_CSP: _PAGE})

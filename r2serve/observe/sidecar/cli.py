@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import socket
 import stat
 import sys
 import threading
@@ -17,11 +15,17 @@ import psutil
 import uvicorn
 
 from r2serve.journal_folder import folder_option, journal_folder
-from r2serve.observe.port_owner import owner_of
 from r2serve.observe.sidecar.app import make_app
-from r2serve.observe.sidecar.auth import TOKEN_VARIABLE, TokenError, read_token
+from r2serve.observe.sidecar.auth import (
+    READ_TOKEN_VARIABLE,
+    TOKEN_VARIABLE,
+    TokenError,
+    read_token,
+)
 from r2serve.observe.sidecar.peers import PeerError
+from r2serve.observe.sidecar.server import bound, bound_to, place_of, server_of
 from r2serve.observe.watch import Watch
+from r2serve.terminal import FiniteRange, ends_quietly
 
 IDLE_S = 60.0
 PATIENCE_S = 30.0
@@ -38,19 +42,56 @@ LOG_BYTES = 256 << 10
     default=8199,
     show_default=True,
     type=click.IntRange(0, 65535),
-    help="Port to listen on; 0 = any free port.",
+    help="Port to listen on; 0 = any free port, which the first lines name.",
+)
+@click.option(
+    "--unix-socket",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Listen on this unix socket, for this user and root, instead of an address and port.",
+)
+@click.option(
+    "--allowed-host",
+    "hosts",
+    multiple=True,
+    envvar="R2SERVE_ALLOWED_HOSTS",
+    metavar="NAME",
+    help="Name of this host in requests, as in node1.example.com or *.example.com; may be repeated "
+    "(R2SERVE_ALLOWED_HOSTS: names between spaces). Addresses, localhost, the name of this host "
+    "and --host are always allowed. Requests for other hosts get 400, against DNS rebinding.",
 )
 @folder_option
 @click.option(
     "--stuck-after",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     help="Longest collective, in seconds; a longer collective makes /readyz answer 503. Default: "
     "no limit, because a rank may wait for a rank that computes.",
 )
 @click.option(
     "--token-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help=f"File with the token for drills. Default: {TOKEN_VARIABLE}; no token disables drills.",
+    help="File with the token for drills, closed to users outside its group. Default: "
+    f"{TOKEN_VARIABLE}; no token disables drills.",
+)
+@click.option(
+    "--read-token-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File with a token that reading needs, too, except /livez and /readyz; also sent to "
+    f"--peers. Default: {READ_TOKEN_VARIABLE}; no token: every client may read.",
+)
+@click.option(
+    "--tls-cert",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Certificate chain for TLS, in PEM. Default: plain HTTP.",
+)
+@click.option(
+    "--tls-key",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Private key of --tls-cert, in PEM.",
+)
+@click.option(
+    "--peers-ca",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Certificates of the authorities of https --peers, in PEM. Default: the system's.",
 )
 @click.option(
     "--peers",
@@ -70,12 +111,19 @@ LOG_BYTES = 256 << 10
     type=click.IntRange(1),
     help="Exit after the end of this process and 60 s without a running worker.",
 )
+@ends_quietly
 def command(
     host: str,
     port: int,
+    unix_socket: Path | None,
+    hosts: tuple[str, ...],
     journal_dir: Path | None,
     stuck_after: float | None,
     token_file: Path | None,
+    read_token_file: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    peers_ca: Path | None,
     peers: str,
     serving_engine: str,
     engine: int | None,
@@ -84,56 +132,42 @@ def command(
 
     Read-only except for drills. Needs no running engine; sidecar and engine cannot harm each other.
     """
+    if (tls_cert is None) != (tls_key is None):
+        raise click.UsageError("--tls-cert and --tls-key belong together: one is missing")
     folder = journal_folder(journal_dir)
     watch = Watch(folder, engine=serving_engine)
     urls = [url.strip() for url in peers.split(",") if url.strip()]
     try:
-        app = make_app(watch, stuck_s=stuck_after, token=read_token(token_file), peers=urls)
-    except (TokenError, PeerError) as error:
-        raise click.ClickException(str(error)) from error
-    click.echo(f"journals: {folder}", err=True)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            host=host,
-            port=port,
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=2,
+        app = make_app(
+            watch,
+            stuck_s=stuck_after,
+            token=read_token(token_file),
+            read_token=read_token(read_token_file, READ_TOKEN_VARIABLE),
+            peers=urls,
+            peers_ca=peers_ca,
+            hosts=(host, *hosts),
         )
-    )
-    listening = _bound(host, port, patience_s=0 if engine is None else IDLE_S + PATIENCE_S)
+        server = server_of(app, certificate=tls_cert, key=tls_key)
+    except (TokenError, PeerError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    except OSError as error:
+        raise click.ClickException(f"{tls_cert}, {tls_key}: {error}") from error
+    if unix_socket is not None:
+        listening = bound_to(unix_socket)
+    else:
+        listening = bound(host, port, patience_s=0 if engine is None else IDLE_S + PATIENCE_S)
+    place = place_of(listening, tls=tls_cert is not None)
+    click.echo(f"journals: {folder}\nlistening: {place}", err=True)
     if engine is not None:
         threading.Thread(target=_end_after, args=(engine, watch, server), daemon=True).start()
         threading.Thread(target=_keep_log_short, daemon=True).start()
-    server.run([listening])
+    try:
+        server.run([listening])
+    finally:
+        if unix_socket is not None:
+            unix_socket.unlink(missing_ok=True)
     if not server.started:
         raise click.exceptions.Exit(3)  # uvicorn has logged the reason
-
-
-def _bound(host: str, port: int, patience_s: float) -> socket.socket:
-    """Listens on the port, after waiting for the sidecar of a previous engine to release the port.
-
-    Raises:
-        click.ClickException: the port is still in use after ``patience_s``; names its owner.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    deadline = time.monotonic() + patience_s
-    told = False
-    while True:
-        try:
-            return socket.create_server((host, port), family=family)
-        except OSError as error:
-            taken = error.errno == errno.EADDRINUSE
-            why = f"{host}:{port}: {error.strerror}"
-            if taken:
-                why = f"{host}:{port} is taken by {owner_of(host, port)}; use another port"
-            if not taken or time.monotonic() >= deadline:
-                raise click.ClickException(why) from error
-            if not told:
-                click.echo(f"{why}, or wait: tries again for {patience_s:.0f} s", err=True)
-                told = True
-            time.sleep(LOOK_S)
 
 
 def _keep_log_short() -> None:

@@ -6,20 +6,19 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
-from fastapi import FastAPI, Header, Query, Response
+from fastapi import FastAPI, Header, Query, Request, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
 from r2serve.observe.sidecar import schema
-from r2serve.observe.sidecar.responses import SECURITY, respond
+from r2serve.observe.sidecar.middleware import STREAM
+from r2serve.observe.sidecar.responses import respond
 from r2serve.observe.sidecar.state import State
 from r2serve.observe.watch import NumberedEvent
 
 _LOG = logging.getLogger("r2serve.sidecar")
 
-
-MAX_STREAMS = 64
 PING_S = 15
 SEND_S = 30
 """Send timeout of a stream, s; a client stalled for longer is disconnected."""
@@ -60,7 +59,7 @@ def add_events(app: FastAPI, state: State) -> None:
         )
 
     @app.get(
-        "/v1/events/stream",
+        STREAM,
         tags=["events"],
         response_class=Response,
         responses={
@@ -69,10 +68,10 @@ def add_events(app: FastAPI, state: State) -> None:
                 "and an EventView as data.",
                 "content": {"text/event-stream": {"schema": {"type": "string"}}},
             },
-            503: {"description": f"The limit of {MAX_STREAMS} streams is reached."},
         },
     )
     async def stream(
+        request: Request,
         after: Annotated[
             int | None,
             Query(ge=0, le=2**62, description="Begin after this id; default: new events only."),
@@ -83,14 +82,13 @@ def add_events(app: FastAPI, state: State) -> None:
 
         A reconnecting client resumes after the Last-Event-ID header. A client too slow for the
         stream misses only events dropped from the sidecar's history; nothing is buffered per
-        client.
+        client. Beyond 64 streams, an old stream of the busiest address ends for the new one.
         """
-        if state.streams >= MAX_STREAMS:
-            return Response(status_code=503)
+        client = request.client.host if request.client else ""
         begin = watch.last_id if after is None else after
         if last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit():
             begin = int(last_event_id)
-        return _Stream(_follow(state, begin), headers=SECURITY, ping=PING_S, send_timeout=SEND_S)
+        return _Stream(_follow(state, begin, client), ping=PING_S, send_timeout=SEND_S)
 
 
 class _Stream(EventSourceResponse):
@@ -101,11 +99,12 @@ class _Stream(EventSourceResponse):
             _LOG.warning("event stream: disconnected a client stalled for %g s", SEND_S)
 
 
-async def _follow(state: State, last: int) -> AsyncIterator[bytes]:
+async def _follow(state: State, last: int, client: str) -> AsyncIterator[bytes]:
     """Yields batches of events after `last`; keeps only the id of the last event per client."""
-    state.streams += 1
+    mine = state.streams.add(client)
+    state.wake()  # a stream that makes room may wait for events
     try:
-        while True:
+        while not mine.over:
             found = state.watch.after(last)[:BATCH]
             if not found:
                 await state.news()
@@ -113,7 +112,7 @@ async def _follow(state: State, last: int) -> AsyncIterator[bytes]:
             last = found[-1].id
             yield b"".join(map(_message, found))
     finally:
-        state.streams -= 1
+        state.streams.remove(mine)
 
 
 def _message(told: NumberedEvent) -> bytes:

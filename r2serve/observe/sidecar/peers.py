@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -45,12 +47,22 @@ class _Peer:
 class Peers:
     """The sidecars of other nodes, with the last answer of each."""
 
-    def __init__(self, urls: Sequence[str]) -> None:
-        """urls: at most MAX_PEERS addresses.
+    def __init__(
+        self, urls: Sequence[str], read_token: str | None = None, authorities: Path | None = None
+    ) -> None:
+        """urls: at most MAX_PEERS addresses. read_token: sent to every peer.
+
+        authorities: file with the certificates of the peers' authorities; None: the system's.
 
         Raises:
-            PeerError: an address is invalid, or the number is above MAX_PEERS.
+            PeerError: an address is invalid, the number is above MAX_PEERS, or the file is
+                unusable.
         """
+        self._headers = {"Authorization": f"Bearer {read_token}"} if read_token else {}
+        try:
+            self._verify = ssl.create_default_context(cafile=authorities)
+        except OSError as error:  # an SSLError, too
+            raise PeerError(f"peers: {authorities}: {error}") from error
         if len(urls) > MAX_PEERS:
             raise PeerError(f"peers: {len(urls)} addresses given: must be at most {MAX_PEERS}")
         self._peers = [_Peer(_checked(url)) for url in dict.fromkeys(urls)]
@@ -61,7 +73,11 @@ class Peers:
             return
         # Proxies of the environment are for other traffic; sidecars reach each other directly.
         async with httpx.AsyncClient(
-            timeout=TIMEOUT_S, follow_redirects=False, trust_env=False
+            timeout=TIMEOUT_S,
+            follow_redirects=False,
+            trust_env=False,
+            headers=self._headers,
+            verify=self._verify,
         ) as client:
             while True:
                 await asyncio.gather(*(self._ask(client, peer) for peer in self._peers))

@@ -8,7 +8,6 @@ from typing import Any
 from fastapi import Response
 from pydantic import BaseModel, ConfigDict
 
-SECURITY = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 JSON = "application/json"
 
 
@@ -30,4 +29,4 @@ def respond(content: bytes | BaseModel, media_type: str = JSON, status: int = 20
     """Returns a response with a model as JSON, or with bytes of `media_type`."""
     if isinstance(content, BaseModel):
         content = as_json(content)
-    return Response(content, status, SECURITY, media_type)
+    return Response(content, status, media_type=media_type)

@@ -14,6 +14,7 @@ from r2serve.observe.sidecar.metrics import Metrics
 from r2serve.observe.sidecar.peers import Peers
 from r2serve.observe.sidecar.responses import as_json
 from r2serve.observe.sidecar.schema import HealthView
+from r2serve.observe.sidecar.streams import Streams
 from r2serve.observe.watch import Watch
 
 LOOK_S = 0.05
@@ -30,7 +31,7 @@ class State:
         self.requests = Requests(watch.folder, engine=watch.engine)
         self.stuck_s = stuck_s
         self.metrics = Metrics(watch, peers, self.requests, stuck_s)
-        self.streams = 0
+        self.streams = Streams()
         self._rendered: dict[str, bytes] = {}
         self._news = asyncio.Event()
 
@@ -50,11 +51,15 @@ class State:
         self.metrics.take_requests(self.requests.look())
         self._rendered.clear()
         if new:
-            self._news.set()
-            self._news = asyncio.Event()
+            self.wake()
+
+    def wake(self) -> None:
+        """Wakes the streams."""
+        self._news.set()
+        self._news = asyncio.Event()
 
     async def news(self) -> None:
-        """Returns as soon as new events have arrived."""
+        """Returns as soon as new events have arrived, or after :meth:`wake`."""
         await self._news.wait()
 
     def health(self, engine: str | None = None) -> health.Health:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,31 @@ def default_folder() -> Path:
 def journal_folder(given: Path | None) -> Path:
     """Returns ``given``, else the folder of R2CCL_JOURNAL_DIR, else the plugins' default."""
     return given or Path(os.environ.get("R2CCL_JOURNAL_DIR") or default_folder())
+
+
+def believed_users(folder: Path) -> frozenset[int]:
+    """Returns the users whose files in the folder a reader believes: root and this user.
+
+    Root, who names a folder of another user, believes that user, too. A folder ``r2serve-<uid>``
+    must belong to the user in its name, because any user may make a folder in /dev/shm first.
+
+    Raises:
+        PermissionError: the folder belongs to a stranger.
+    """
+    believed = {0, os.geteuid()}
+    try:
+        owner = folder.stat().st_uid
+    except OSError:
+        return frozenset(believed)  # no folder, and no files
+    named = re.fullmatch(r"r2serve-(\d+)", folder.name)
+    if os.geteuid() == 0 and (named is None or int(named[1]) == owner):
+        believed.add(owner)
+    if owner not in believed:
+        raise PermissionError(
+            f"{folder} belongs to user {owner}: nothing in it is believed, because it must belong "
+            "to this user or root"
+        )
+    return frozenset(believed)
 
 
 def folder_option(function: Callable[..., Any]) -> Callable[..., Any]:

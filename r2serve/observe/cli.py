@@ -12,38 +12,32 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from r2serve.config import Config
-from r2serve.errors import ConfigError
+from r2serve.journal_folder import believed_users, folder_option, journal_folder
 from r2serve.observe import journal
 from r2serve.observe.journal import Event, Journal
 from r2serve.observe.live import clock, rail_cells, rail_columns, what
 from r2serve.observe.trace import chrome_trace
 
 
-def read(places: tuple[Path, ...]) -> list[Journal]:
-    """Reads journal files and all journals of folders; default: ``R2CCL_JOURNAL_DIR``.
+def read(places: tuple[Path, ...], journal_dir: Path | None = None) -> list[Journal]:
+    """Reads journal files and all journals of folders; default: the folder of all commands.
 
     A folder may hold unreadable journals, e.g. of another version or still in creation. Each is
     reported on standard error and skipped.
 
     Raises:
-        click.ClickException: a named file is unreadable, or no journal is readable at all.
+        click.ClickException: a named file or folder is unreadable, or no journal is readable.
     """
-    if not places:
-        try:
-            folder = Config.from_env().journal_dir
-        except ConfigError as error:
-            raise click.ClickException(str(error)) from error
-        if not folder:
-            raise click.ClickException(
-                "no journal given: name a file or folder, or set journal_dir (R2CCL_JOURNAL_DIR)"
-            )
-        places = (Path(folder),)
+    places = places or (journal_folder(journal_dir),)
     found = []
     for place in places:
+        try:
+            owners = believed_users(place) if place.is_dir() else None  # a file is named by hand
+        except PermissionError as error:
+            raise click.ClickException(str(error)) from error
         for path in sorted(place.glob(journal.PATTERN)) if place.is_dir() else [place]:
             try:
-                found.append(journal.read(path))
+                found.append(journal.read(path, owners=owners))
             except (OSError, journal.JournalError) as error:
                 if path == place:
                     raise click.ClickException(f"{path}: {error}") from error
@@ -71,11 +65,12 @@ def command() -> None:
 
 @command.command()
 @_PLACES
+@folder_option
 @click.option("--last", default=20, show_default=True, help="Events to show per worker.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print all contents as JSON.")
-def show(places: tuple[Path, ...], last: int, json_wanted: bool) -> None:
+def show(places: tuple[Path, ...], journal_dir: Path | None, last: int, json_wanted: bool) -> None:
     """Show the state of each rail, and the last events."""
-    found = read(places)
+    found = read(places, journal_dir)
     if json_wanted:
         click.echo(as_json(found))
         return
@@ -87,6 +82,7 @@ def show(places: tuple[Path, ...], last: int, json_wanted: bool) -> None:
 
 @command.command()
 @_PLACES
+@folder_option
 @click.option("--json", "form", flag_value="json", help="Print rails and events as JSON (default).")
 @click.option("--chrome-trace", "form", flag_value="trace", help="Print a trace for Perfetto.")
 @click.option(
@@ -95,9 +91,11 @@ def show(places: tuple[Path, ...], last: int, json_wanted: bool) -> None:
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Write to this file instead of standard output.",
 )
-def dump(places: tuple[Path, ...], form: str | None, output: Path | None) -> None:
+def dump(
+    places: tuple[Path, ...], journal_dir: Path | None, form: str | None, output: Path | None
+) -> None:
     """Print the full contents of the journals."""
-    found = read(places)
+    found = read(places, journal_dir)
     text = json.dumps(chrome_trace(found)) if form == "trace" else as_json(found)
     if output is None:
         click.echo(text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,13 +24,13 @@ SHARE = 4
 _OURS = (journal.PATTERN, request_log.PATTERN + "*", SIDECAR_LOG + "*")
 
 
-def is_written(path: str | Path) -> bool:
+def is_written(path: str | Path, owners: Collection[int] | None = None) -> bool:
     """Returns True while the journal's writer is alive, i.e. holds a lock on the file.
 
     Raises:
-        OSError: the file cannot be opened.
+        OSError: the file cannot be opened, or belongs to a user outside ``owners``.
     """
-    file = open_regular(path)
+    file = open_regular(path, owners)
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -277,16 +277,23 @@ class _Header:
             first += many
 
 
-def read(path: str | Path, *, events: bool = True, after: int = 0) -> Journal:
+def read(
+    path: str | Path,
+    *,
+    events: bool = True,
+    after: int = 0,
+    owners: Collection[int] | None = None,
+) -> Journal:
     """Reads a journal file.
 
-    events: False skips all events. after: only events with a higher sequence number.
+    events: False skips all events. after: only events with a higher sequence number. owners: users
+    to whom the file may belong; None: any user.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file cannot be read, or belongs to another user.
         JournalError: the file is not a journal of this version.
     """
-    file = open_regular(path)
+    file = open_regular(path, owners)
     try:
         header = _header(os.pread(file, _HEADER.size, 0), os.fstat(file).st_size)
         tables = _HEADER.size, header.rail_count * _RAIL.size

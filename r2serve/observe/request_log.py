@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -196,22 +196,25 @@ def _encoded(line: dict[str, Any]) -> bytes:
 class Follower:
     """Reader of a growing log: returns each line once, across rotations."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, owners: Collection[int] | None = None) -> None:
         """Opens the oldest part of the log.
 
+        owners: users to whom the parts may belong; None: any user.
+
         Raises:
-            OSError: the file cannot be opened.
+            OSError: the file cannot be opened, or belongs to another user.
         """
         self.path = path
+        self._owners = owners
         self.head: dict[str, Any] = {}
         self.broken = 0
         """Number of malformed or overlong lines."""
         self.at_end = False
         """The last read found no more data."""
         try:
-            self._file = open_regular(previous(path))
+            self._file = open_regular(previous(path), owners)
         except FileNotFoundError:
-            self._file = open_regular(path)
+            self._file = open_regular(path, owners)
         self._rest = b""
         self._skipping = False
 
@@ -252,7 +255,7 @@ class Follower:
     def _successor(self) -> int | None:
         """Opens the next part of the log; None if the current part is the newest."""
         try:
-            new = open_regular(self.path)
+            new = open_regular(self.path, self._owners)
         except FileNotFoundError:
             return None
         if os.path.samestat(os.fstat(new), os.fstat(self._file)):

@@ -12,13 +12,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
+from r2serve.journal_folder import believed_users
 from r2serve.observe.files import is_written
 from r2serve.observe.impact import (
     DECODE,
@@ -150,11 +151,18 @@ class Requests:
     def _scan(self) -> None:
         """Opens new logs; closes deleted logs and fully read logs of ended writers."""
         found: dict[Path, tuple[float, int]] = {}
-        for path in self.folder.glob(PATTERN):
+        try:
+            owners = believed_users(self.folder)
+            paths = self.folder.glob(PATTERN)
+        except PermissionError:
+            owners, paths = frozenset(), iter(())  # the watch of the folder says so
+        for path in paths:
             try:
                 status = path.stat()
             except OSError:
                 continue  # deleted since the listing
+            if status.st_uid not in owners:
+                continue
             found[path] = status.st_mtime, status.st_ino
         newest = sorted(found, key=lambda path: found[path], reverse=True)[:MAX_LOGS]
         for path, reading in list(self._logs.items()):
@@ -173,11 +181,11 @@ class Requests:
             known = path in self._logs or path.name in self.unreadable
             if not known and self._read_to_end.get(path) != found[path][1]:
                 try:
-                    self._logs[path] = _Reading(Follower(path))
+                    self._logs[path] = _Reading(Follower(path, owners))
                 except OSError as error:
                     self._give_up(path, str(error))
         for path, reading in self._logs.items():
-            reading.look_at_writer(path)
+            reading.look_at_writer(path, owners)
 
     def _leave(self, path: Path) -> None:
         self._logs.pop(path).log.close()
@@ -339,10 +347,10 @@ class _Reading:
         except (KeyError, TypeError, ValueError, OverflowError):
             return 0
 
-    def look_at_writer(self, path: Path) -> None:
+    def look_at_writer(self, path: Path, owners: Collection[int]) -> None:
         """Updates `live`. Called before the next read, so the read includes the last lines."""
         try:
-            self.live = is_written(path)
+            self.live = is_written(path, owners)
         except OSError:
             self.live = False
 

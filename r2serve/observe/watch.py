@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 
+from r2serve.journal_folder import believed_users
 from r2serve.observe import files, journal
 from r2serve.observe.journal import Event, Journal, RailCounters
 from r2serve.observe.unobserved import Note, Notes
@@ -23,6 +24,8 @@ SILENT_S = 5.0
 """A process without a heartbeat for this time counts as stopped or stuck, s."""
 SCAN_S = 0.5
 MAX_JOURNALS = 256
+MAX_STRANGERS = 16
+"""Journals of other users that are named as unreadable."""
 MAX_EVENTS = 10_000
 
 RUNNING, SILENT, CLOSED, ENDED = "running", "silent", "closed", "ended"
@@ -163,6 +166,9 @@ class Watch:
         self.last_id = 0
         self.unreadable: dict[str, str] = {}
         """Error per unreadable journal, by file name."""
+        self._complaint = ""
+        self._believed: frozenset[int] = frozenset()
+        """Users whose journals are read."""
         self._scanned_ns = 0
         self._max_events = max_events
 
@@ -211,11 +217,16 @@ class Watch:
         Journals of live workers are always kept.
         """
         found: dict[str, tuple[float, int, Path]] = {}
+        self.unreadable = {}
         for path in self._paths():
             try:
                 status = path.stat()
             except OSError:
                 continue  # deleted since the listing
+            if status.st_uid not in self._believed:  # else strangers' files could crowd out ours
+                if len(self.unreadable) < MAX_STRANGERS:
+                    self.unreadable[path.name] = f"belongs to user {status.st_uid}: not believed"
+                continue
             key = path.name.removeprefix("r2ccl-").removesuffix(".journal")
             found[key] = (status.st_mtime, status.st_ino, path)
         self._of_others = {
@@ -227,7 +238,6 @@ class Watch:
         kept = set(sorted(found, key=lambda key: found[key][0], reverse=True)[:MAX_JOURNALS])
         kept |= {worker.key for worker in self.live()} & set(found)
         self.workers = {key: one for key, one in self.workers.items() if key in kept}
-        self.unreadable = {}
         for key in sorted(kept):
             _, inode, path = found[key]
             if key not in self.workers or self.workers[key].inode != inode:
@@ -247,9 +257,13 @@ class Watch:
 
     def _paths(self) -> Iterator[Path]:
         try:
+            self._believed = believed_users(self.folder)
             yield from self.folder.glob(journal.PATTERN)
         except OSError as error:
-            _LOG.warning("%s cannot be read: %s; no worker is shown", self.folder, error)
+            self.unreadable[self.folder.name] = str(error)
+            if str(error) != self._complaint:
+                _LOG.warning("%s cannot be read: %s; no worker is shown", self.folder, error)
+                self._complaint = str(error)
 
     def _read(self, worker: Worker) -> None:
         known = worker.journal.record_count
@@ -257,8 +271,8 @@ class Watch:
             return
         try:
             # The lock is tested before the read. The last read of an ended worker is then complete.
-            written = files.is_written(worker.path)
-            read = journal.read(worker.path, after=known)
+            written = files.is_written(worker.path, self._believed)
+            read = journal.read(worker.path, after=known, owners=self._believed)
         except (OSError, journal.JournalError) as error:
             self.unreadable[worker.path.name] = str(error)
             return

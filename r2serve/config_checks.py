@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import stat
 from typing import Any
 
 from r2serve import cpus
 from r2serve.errors import ConfigError
 from r2serve.option import complaint, show, worded
+from r2serve.private_files import why_not_private
 
 MAX_CHUNKS_PER_SLOT = 64  # the receiver marks a slot's chunks in one 64-bit word
 # A unix socket path has at most 107 bytes; "/r2ccl-4194304-ffffffff.drills" takes 30 bytes.
@@ -79,8 +81,28 @@ def _check_texts(config: Any) -> None:
             raise _wrong("control_master", config, right) from None
     if config.secret_file and not os.path.isfile(config.secret_file):
         raise _wrong("secret_file", config, "empty, or an existing file")
-    if config.fault_file and not os.path.isdir(os.path.dirname(config.fault_file) or "."):
+    if config.fault_file:
+        _check_fault_file(config)
+
+
+def _check_fault_file(config: Any) -> None:
+    """Refuses a file that another user can write: each line in it takes a rail down."""
+    path = config.fault_file
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
         raise _wrong("fault_file", config, "empty, or a file in an existing folder")
+    try:
+        file = os.stat(path)
+    except FileNotFoundError:
+        file = None  # made later
+    except OSError as error:
+        raise _wrong("fault_file", config, f"a usable path: {error.strerror}") from error
+    if file is not None and (why := why_not_private(file, stat.S_IWOTH)):
+        raise _wrong("fault_file", config, f"closed to other users, but the file {why}")
+    around = os.stat(folder)
+    protects = file is not None and around.st_mode & stat.S_ISVTX  # as /tmp does
+    if not protects and (why := why_not_private(around, stat.S_IWOTH)):
+        raise _wrong("fault_file", config, f"closed to other users, but its folder {why}")
 
 
 def _is_path(text: str) -> bool:

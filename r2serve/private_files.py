@@ -38,6 +38,7 @@ def why_not_private(status: os.stat_result, closed_to: int) -> str:
     if status.st_uid not in (0, os.geteuid()):
         return f"belongs to user {status.st_uid}: must belong to this user or root"
     if status.st_mode & closed_to:
-        right = "writable by its owner only" if closed_to & 0o444 == 0 else "mode 600 or stricter"
-        return f"is accessible to other users: must be {right}"
+        if not closed_to & 0o444:
+            return "is writable by other users: run chmod o-w"
+        return "is accessible to other users: must have mode 600, or 640 for its group"
     return ""

@@ -71,7 +71,7 @@ R2SERVE: dict[str, tuple[str, ...]] = {
     "sites": ("_core",),
     "tensors": ("errors",),
     "collectives": ("_core", "errors", "sites", "tensors"),
-    "config_checks": ("cpus", "errors", "option"),
+    "config_checks": ("cpus", "errors", "private_files", "option"),
     "config": ("option", "config_checks"),
     "fused": ("_core", "errors", "kernels", "tensors"),
     "observe": ("errors", "forks", "journal_folder", "config"),

@@ -61,13 +61,24 @@ _HOME_OF = {
 }
 
 
+_NEEDED_FOR_TENSORS = ("numpy", "torch")
+
+
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
 
         return version("r2serve")
     if name in _HOME_OF:
-        return getattr(import_module(_HOME_OF[name]), name)
+        try:
+            return getattr(import_module(_HOME_OF[name]), name)
+        except ModuleNotFoundError as error:
+            if error.name not in _NEEDED_FOR_TENSORS:
+                raise
+            from r2serve.errors import how_to_install
+
+            text = f"r2serve.{name} needs the package {error.name}: {how_to_install('torch')}"
+            raise ModuleNotFoundError(text, name=error.name) from error
     raise AttributeError(f"module 'r2serve' has no attribute {name!r}")
 
 

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 
+def how_to_install(extra: str) -> str:
+    """Returns how to get the packages of an extra. No package index has r2serve, so none is named.
+
+    A stranger could register the name there.
+    """
+    return f"in a checkout of r2serve, run: pip install '.[{extra}]'"
+
+
 class R2cclError(RuntimeError):
     """Base of every error of a communicator."""
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from r2serve.errors import how_to_install
+
 
 @dataclass(frozen=True)
 class LazyCommand:
@@ -19,7 +21,7 @@ class LazyCommand:
 
     module: str
     summary: str
-    extra: str = ""
+    extra: str = "torch"
     attribute: str = "command"
 
     def load(self, name: str) -> click.Command:
@@ -28,9 +30,8 @@ class LazyCommand:
         except ModuleNotFoundError as error:
             if error.name is None or error.name.split(".")[0] == "r2serve":
                 raise
-            package = f"r2serve[{self.extra}]" if self.extra else "r2serve"
             raise click.ClickException(
-                f"`r2serve {name}` needs the module {error.name}: pip install '{package}'"
+                f"`r2serve {name}` needs the module {error.name}; {how_to_install(self.extra)}"
             ) from error
         assert isinstance(command, click.Command)
         return command

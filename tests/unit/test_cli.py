@@ -74,8 +74,8 @@ def test_a_missing_extra_is_named(tmp_path: object, monkeypatch: pytest.MonkeyPa
     with pytest.raises(click.ClickException) as caught:
         command.load("bench")
     assert caught.value.message == (
-        "`r2serve bench` needs the module a_plotting_library_that_is_not_here: "
-        "pip install 'r2serve[bench]'"
+        "`r2serve bench` needs the module a_plotting_library_that_is_not_here; "
+        "in a checkout of r2serve, run: pip install '.[bench]'"
     )
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import r2serve
 from r2serve import _core
+from r2serve.cli.main import SUBCOMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILT = "build/native-plain"  # the build of `make setup` and of the plain native tests
@@ -44,6 +45,55 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert run.stdout == "[]\n"
 
 
+WITHOUT_TENSORS = sorted(set(SUBCOMMANDS) - {"bench", "demo"})
+
+
+def test_a_node_that_only_watches_needs_neither_torch_nor_numpy(tmp_path: Path) -> None:
+    """At 10694b5 a sidecar of 60 MB needed 3 GB of torch, which it never imported."""
+    program = (
+        "import sys\n"
+        "sys.modules.update(torch=None, numpy=None)\n"  # an import of either fails
+        "from click.testing import CliRunner\n"
+        "from r2serve.cli import main\n"
+        "import r2serve.observe.sidecar.app\n"
+        "import r2serve.process\n"
+        f"for words in {[[name, '--help'] for name in WITHOUT_TENSORS]} + [['topo', '--json'],"
+        f" ['events', '--journal-dir', {str(tmp_path)!r}]]:\n"
+        "    done = CliRunner().invoke(main, words, catch_exceptions=False)\n"
+        "    assert done.exit_code in (0, 1) and 'needs the module' not in done.output, words\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+
+
+def test_without_torch_an_error_says_what_to_install() -> None:
+    program = (
+        "import sys\n"
+        "sys.modules['torch'] = None\n"
+        "import r2serve\n"
+        "r2serve.Config(), r2serve.PeerLostError\n"
+        "r2serve.Communicator\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: r2serve.Communicator needs the package torch: in a checkout of "
+        "r2serve, run: pip install '.[torch]'"
+    )
+
+
+def test_no_hint_names_a_package_that_a_stranger_could_register() -> None:
+    sources = [
+        *(ROOT / "r2serve").rglob("*.py"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "deploy").rglob("*.md"),
+        ROOT / "README.md",
+    ]
+    found = re.compile(r"pip install ['\"]?r2serve\b")
+    assert [path.name for path in sources if found.search(path.read_text())] == []
+
+
 def test_public_names_resolve() -> None:
     for name in r2serve.__all__:
         assert getattr(r2serve, name) is not None
@@ -73,7 +123,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_wheel_holds_the_three_source_folders_and_both_libraries(wheel: Path) -> None:
+def test_a_wheel_holds_the_three_source_folders_and_both_libraries_stripped(
+    wheel: Path, tmp_path: Path
+) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     page = "observe/sidecar/static/index.html"
@@ -83,6 +135,16 @@ def test_a_wheel_holds_the_three_source_folders_and_both_libraries(wheel: Path) 
     assert "r2serve/libnccl-net-r2ccl.so" in names
     assert {name.split("/")[0] for name in names} == {"r2serve", wheel_info(names)}
     assert not [name for name in names if "__pycache__" in name]
+    for library in (name for name in names if name.endswith(".so")):
+        with zipfile.ZipFile(wheel) as archive:
+            unpacked = archive.extract(library, tmp_path)
+        listing = subprocess.run(
+            ["readelf", "--sections", "--wide", unpacked],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert ".debug_info" not in listing.stdout  # 44 MB of 52 MB of the core
     # Up to Python 3.11 each version has a wheel; from 3.12 on the stable ABI serves all versions.
     abi = "abi3" if sys.version_info >= (3, 12) else f"cp3{sys.version_info.minor}"
     assert f"-{abi}-" in wheel.name

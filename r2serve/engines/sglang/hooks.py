@@ -15,7 +15,7 @@ from typing import Any
 from r2serve.config import Config
 from r2serve.engines import flag
 from r2serve.engines.sglang.table import HOOKS, PYNCCL, RESOLUTION_STEP, Hook
-from r2serve.errors import ConfigError
+from r2serve.errors import ConfigError, how_to_install
 
 _problem: str | None = None
 """The reason why r2ccl is not available; None: all hooks were applied so far."""
@@ -68,7 +68,7 @@ def _report(reason: str) -> None:
     global _problem
     _problem = (
         f"{reason}; SGLang would serve without resilience: install the supported release "
-        "(pip install 'r2serve[sglang]'), or use --distributed-backend default"
+        f"({how_to_install('sglang')}), or use --distributed-backend default"
     )
     if flag.active():
         raise SystemExit(

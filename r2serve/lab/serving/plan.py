@@ -51,8 +51,8 @@ def command(name: str) -> str:
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
         raise ServeError(
-            f"the command `{name}` is not installed (pip install 'r2serve[{name}]'; in the "
-            "repository, SGLang has its own environment: make setup-sglang)"
+            f"the command `{name}` is not installed (in a checkout of r2serve, run: pip install "
+            f"'.[{name}]'; SGLang has its own environment: make setup-sglang)"
         )
     return found
 

@@ -102,6 +102,8 @@ def parsed(option: Option, text: str) -> Value:
             if text.lower() not in _TRUE + _FALSE:
                 raise ValueError
             return text.lower() in _TRUE
+        if text.lower() in option.choices:  # LOG_LEVEL=INFO is as common as info
+            return text.lower()
         return option.kind(text)
     except ValueError:
         raise ConfigError(complaint(option.name, text, option.allowed)) from None

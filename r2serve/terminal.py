@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
+WIDE = 110
+"""Columns of a terminal from which tables have further columns."""
+_PIPE_WIDTH = 10_000
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as a shell has it: 128 and SIGINT's number."""
 
@@ -26,6 +35,24 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+class ResultFile(click.Path):
+    """The path of a file to write at the end; a path that cannot be written is refused at once."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(super().convert(value, param, ctx))
+        existed = path.exists()
+        try:
+            path.open("ab").close()
+            if not existed:
+                path.unlink()
+        except OSError as error:
+            self.fail(f"{path} cannot be written: {error.strerror}", param, ctx)
+        return path
+
+
 def ends_quietly(command: Callable[_P, _R]) -> Callable[_P, _R]:
     """Ends a command that runs until Ctrl-C without a complaint, with status INTERRUPTED."""
 
@@ -37,3 +64,33 @@ def ends_quietly(command: Callable[_P, _R]) -> Callable[_P, _R]:
             raise click.exceptions.Exit(INTERRUPTED) from None
 
     return run
+
+
+def console() -> Console:
+    """Returns a console on standard output.
+
+    The width is the terminal's or that of COLUMNS. A pipe gets whole lines instead: a folded line
+    is hard to search.
+    """
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        return Console(highlight=False)
+    return Console(highlight=False, width=_PIPE_WIDTH)
+
+
+def is_wide(shown: Console) -> bool:
+    """Whether a person reads a line of WIDE columns here; a pipe may end on a narrow terminal."""
+    return WIDE <= shown.width < _PIPE_WIDTH
+
+
+def table(*columns: str, numbers: Collection[str] = (), title: str = "") -> Table:
+    """Returns a table that folds a cell rather than to cut it; ``numbers`` are set to the right."""
+    made = Table(
+        title=escape(title) or None,
+        title_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
+        pad_edge=False,
+    )
+    for column in columns:
+        made.add_column(column, overflow="fold", justify="right" if column in numbers else "left")
+    return made

@@ -38,6 +38,7 @@ from r2serve.bench.collectives.matrix import (
 )
 from r2serve.bench.collectives.strikes import StrikeError
 from r2serve.lab.holder import LabUnavailableError
+from r2serve.terminal import ResultFile
 
 # Defaults of options: DEFAULTS without --full, FULL with --full.
 DEFAULTS: dict[str, Any] = {
@@ -121,7 +122,7 @@ def progress_lines() -> runner.Progress:
     help="Also measure stalls of real faults, this number per kind and size, in network "
     "namespaces.",
 )
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--json", "json_path", type=ResultFile())
 @click.option("--png", "png_path", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--docs",

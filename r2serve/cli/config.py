@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import click
 
 from r2serve.config import Config
@@ -40,7 +42,7 @@ def _block(option: Option, value: Value) -> str:
         line += f"  (default {show(option.default) or '(empty)'})"
     text = click.wrap_text(
         f"{option.meaning}. Allowed: {option.allowed}.",
-        width=96,
+        width=min(96, shutil.get_terminal_size().columns),
         initial_indent="    ",
         subsequent_indent="    ",
     )

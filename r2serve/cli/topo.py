@@ -10,11 +10,14 @@ import click
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
+from r2serve import terminal
 from r2serve.config import Config
 from r2serve.errors import ConfigError
 from r2serve.ports.host_address import control_address
 from r2serve.ports.pairing import unpaired_ports
+from r2serve.terminal import ResultFile, is_wide, table
 from r2serve.topo import doctor, node, peer, picture
 from r2serve.topo.checks import FAILURE, NOTE, OK, WARNING
 
@@ -46,7 +49,7 @@ def _look(peer_file: Path | None) -> tuple[node.NodeReport, Config, peer.Peer | 
 @click.option(
     "--picture",
     "picture_file",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=ResultFile(),
     help="Draw the topology into this SVG file.",
 )
 @_peer_option
@@ -65,30 +68,14 @@ def topo(as_json: bool, picture_file: Path | None, peer_file: Path | None) -> No
             told["peer"] = {"host": there.host, "pairs": pairs}
         click.echo(json.dumps(told, indent=1))
         return
-    console = Console()
-    nics = Table(title=f"NICs of {here.host}")
-    for column in ("rail", "NIC", "kind", "address", "RDMA", "GID", "Gbit/s", "MTU", "NUMA", "PCI"):
-        nics.add_column(column)
-    for nic in here.nics:
-        state = "" if nic.up and nic.carrier else " (down)"
-        nics.add_row(
-            _role(nic),
-            nic.name + state,
-            _kind_and_why(nic.kind, nic.why_tcp, nic.rdma),
-            "\n".join(nic.addresses),
-            f"{nic.rdma} {nic.rdma_state}".strip(),
-            nic.gid,
-            f"{nic.gbit_s:g}" if nic.gbit_s else "",
-            str(nic.mtu),
-            str(nic.numa_node) if nic.numa_node >= 0 else "",
-            nic.pci,
-        )
-    console.print(nics)
+    console = terminal.console()
+    for shown in _nics(here, wide=is_wide(console)):
+        console.print(shown)
     for text in (*here.shared, *here.warnings):
         console.print(text, highlight=False, markup=False)
     for chain in here.chains:
         order = ", ".join(f"{step.rail} {step.nic} ({step.distance})" for step in chain.steps)
-        console.print(f"failover chain of {chain.rank}: {order or 'no rail'}")
+        console.print(f"failover chain of {chain.rank}: {order or 'no rail'}", markup=False)
     if here.chains:
         console.print(_CHAIN_IS_ADVICE)
     if there is not None:
@@ -104,15 +91,59 @@ def topo(as_json: bool, picture_file: Path | None, peer_file: Path | None) -> No
     console.print(f"CUDA: {here.cuda}", highlight=False)
 
 
-def _role(nic: node.Nic) -> str:
+_NETWORK = ("rail", "NIC", "kind", "Gbit/s", "MTU", "address")
+_HARDWARE = ("RDMA", "GID", "NUMA", "PCI")
+
+
+def _nics(here: node.NodeReport, *, wide: bool) -> list[Table]:
+    """Returns a table of the NICs; on narrow terminals, a second one has their hardware."""
+    title = f"NICs of {here.host}"
+    if wide:
+        made = table(*_NETWORK, *_HARDWARE, "note", title=title)
+        for nic in here.nics:
+            made.add_row(*_network(nic), *_hardware(nic), Text(_note(nic)))
+        return [made]
+    made = table(*_NETWORK, "note", title=title)
+    hardware = table("NIC", *_HARDWARE, title=f"hardware of the NICs of {here.host}")
+    for nic in here.nics:
+        made.add_row(*_network(nic), Text(_note(nic)))
+        if any(each.plain for each in _hardware(nic)):
+            hardware.add_row(Text(nic.name), *_hardware(nic))
+    return [made, hardware] if hardware.row_count else [made]
+
+
+def _network(nic: node.Nic) -> list[Text]:
+    return [
+        Text(nic.rail or "-"),
+        Text(nic.name + ("" if nic.up and nic.carrier else " (down)")),
+        Text(nic.kind),
+        Text(f"{nic.gbit_s:g}" if nic.gbit_s else ""),
+        Text(str(nic.mtu)),
+        Text("\n".join(nic.addresses)),
+    ]
+
+
+def _hardware(nic: node.Nic) -> list[Text]:
+    return [
+        Text(f"{nic.rdma} {nic.rdma_state}".strip()),
+        Text(nic.gid),
+        Text(str(nic.numa_node) if nic.numa_node >= 0 else ""),
+        Text(nic.pci),
+    ]
+
+
+def _note(nic: node.Nic) -> str:
+    """Returns why a NIC is no rail, a reserve, or a rail over TCP although it has RDMA."""
     if not nic.rail:
-        return f"- {nic.why_not}"
-    return f"{nic.rail} (reserve: {nic.reserve})" if nic.reserve else nic.rail
+        return nic.why_not
+    reserve = f"reserve: {nic.reserve}" if nic.reserve else ""
+    tcp = f"tcp: {nic.why_tcp}" if nic.why_tcp and nic.rdma else ""
+    return "; ".join(filter(None, (reserve, tcp)))
 
 
 def _kind_and_why(kind: str, why_tcp: str, rdma: str) -> str:
     """Returns the kind, with the reason for TCP if the port has an RDMA device."""
-    return escape(f"{kind}: {why_tcp}" if why_tcp and rdma else kind)
+    return f"{kind}: {why_tcp}" if why_tcp and rdma else kind
 
 
 def _unpaired(here: node.NodeReport, there: peer.Peer) -> list[str]:
@@ -129,19 +160,18 @@ def _show_pairs(here: node.NodeReport, there: peer.Peer, console: Console) -> No
         why = why or "; ".join(_unpaired(here, there))
         console.print(f"no rails between {here.host} and {there.host}: {why}", highlight=False)
         return
-    table = Table(title=f"rails between {here.host} and {there.host}")
-    for column in (here.host, there.host, "kind", "Gbit/s", "MTU"):
-        table.add_column(column)
+    title = f"rails between {here.host} and {there.host}"
+    made = table(escape(here.host), escape(there.host), "kind", "Gbit/s", "MTU", title=title)
     for pair in pairs:
         own, other = pair.own, pair.other
-        table.add_row(
-            f"{own.rail} {own}",
-            f"{other.rail} {other}",
-            _kind_and_why(pair.kind, pair.why_tcp, own.verbs_device or other.verbs_device),
+        made.add_row(
+            Text(f"{own.rail} {own}"),
+            Text(f"{other.rail} {other}"),
+            Text(_kind_and_why(pair.kind, pair.why_tcp, own.verbs_device or other.verbs_device)),
             f"{pair.gbit_s:g}" if pair.gbit_s else "",
             str(own.mtu) if own.mtu == other.mtu else f"{own.mtu} and {other.mtu}",
         )
-    console.print(table)
+    console.print(made)
 
 
 @click.command(name="doctor")
@@ -157,7 +187,7 @@ def check(as_json: bool, peer_file: Path | None) -> None:
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
-        console = Console(highlight=False)
+        console = terminal.console()
         for finding in findings:
             colour = _COLOURS[finding.level]
             console.print(f"[{colour}]{finding.level:8}[/] {finding.check}: {escape(finding.text)}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from r2serve.lab.serving.client import Run
@@ -231,7 +232,7 @@ def render(report: Report, console: Console) -> None:
         console.print(_baseline_line(report))
     problems = report.problems()
     for problem in problems:
-        console.print(f"[red]failed:[/] {problem}", highlight=False)
+        console.print(f"[red]failed:[/] {escape(problem)}", highlight=False)
     if not problems:
         console.print(
             "[green]passed:[/] no request lost, all tokens equal to the reference run",
@@ -241,6 +242,8 @@ def render(report: Report, console: Console) -> None:
 
 def _summary(report: Report) -> Table:
     table = Table(title="r2serve demo", title_justify="left", show_header=False)
+    for _ in range(2):
+        table.add_column(overflow="fold")
     table.add_row("nodes and rails", report.mode)
     table.add_row("requests completed", f"{report.completed} of {report.sent}")
     table.add_row("requests lost", str(report.sent - report.completed))
@@ -259,10 +262,11 @@ def _summary(report: Report) -> Table:
 def _fault_table(faults: Sequence[FaultReport]) -> Table:
     table = Table(title="faults during decoding", title_justify="left")
     for name in ("fault", "rail", "bytes in last step", "stall ms", "replayed chunks"):
-        table.add_column(name, justify="left" if name in ("fault", "rail") else "right")
-    table.add_column("rail after")
-    table.add_column("rejoined after ms", justify="right")
-    table.add_column("tokens/s before / during / after", justify="right")
+        left = name in ("fault", "rail")
+        table.add_column(name, justify="left" if left else "right", overflow="fold")
+    table.add_column("rail after", overflow="fold")
+    table.add_column("rejoined after ms", justify="right", overflow="fold")
+    table.add_column("tokens/s before / during / after", justify="right", overflow="fold")
     for fault in faults:
         rates = [fault.tokens_per_s.get(name) for name in ("before", "during", "after")]
         table.add_row(

@@ -7,16 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich import box
-from rich.console import Console
-from rich.filesize import decimal
-from rich.table import Table
 
 from r2serve.journal_folder import believed_users, folder_option, journal_folder
 from r2serve.observe import journal
-from r2serve.observe.journal import Event, Journal
-from r2serve.observe.live import clock, rail_cells, rail_columns, what
+from r2serve.observe.journal import Journal
+from r2serve.observe.live import event_line
+from r2serve.observe.tables import journal_table
 from r2serve.observe.trace import chrome_trace
+from r2serve.terminal import ResultFile, console, is_wide
 
 
 def read(places: tuple[Path, ...], journal_dir: Path | None = None) -> list[Journal]:
@@ -31,6 +29,8 @@ def read(places: tuple[Path, ...], journal_dir: Path | None = None) -> list[Jour
     places = places or (journal_folder(journal_dir),)
     found = []
     for place in places:
+        if not place.exists():  # a default; click has checked the arguments
+            raise click.ClickException(f"{place} is no folder with journals, and no file")
         try:
             owners = believed_users(place) if place.is_dir() else None  # a file is named by hand
         except PermissionError as error:
@@ -74,10 +74,12 @@ def show(places: tuple[Path, ...], journal_dir: Path | None, last: int, json_wan
     if json_wanted:
         click.echo(as_json(found))
         return
-    console = Console()
+    shown = console()
     for one in found:
-        console.print(_rails(one))
-        console.print(_events(one, one.events[-last:] if last > 0 else []))
+        shown.print(journal_table(one, wide=is_wide(shown)))
+        for event in one.events[-last:] if last > 0 else []:
+            click.echo(event_line(event, one.clock_ns(event.time_ns)))
+        click.echo()
 
 
 @command.command()
@@ -88,7 +90,7 @@ def show(places: tuple[Path, ...], journal_dir: Path | None, last: int, json_wan
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=ResultFile(),
     help="Write to this file instead of standard output.",
 )
 def dump(
@@ -101,32 +103,3 @@ def dump(
         click.echo(text)
     else:
         output.write_text(text + "\n", encoding="utf-8")
-
-
-def _rails(one: Journal) -> Table:
-    who = f"{one.label}, process {one.process}" if one.label else f"process {one.process}"
-    table = Table(title=f"{who}: rails", box=box.SIMPLE_HEAD)
-    for column in (*rail_columns(), "sent", "received"):
-        table.add_column(column)
-    for column in ("replayed", "hedged", "round trip us"):
-        table.add_column(column, justify="right")
-    for rail in one.rails:
-        table.add_row(
-            *rail_cells(rail),
-            decimal(rail.tx_bytes),
-            decimal(rail.rx_bytes),
-            str(rail.replayed_chunks),
-            str(rail.hedged_chunks),
-            f"{rail.round_trip_ns / 1e3:.0f}",
-        )
-    return table
-
-
-def _events(one: Journal, events: list[Event]) -> Table:
-    table = Table(title="last events", box=box.SIMPLE_HEAD)
-    for column in ("time", "event", "rail", "peer", "details"):
-        table.add_column(column)
-    for event in events:
-        at = clock(one.clock_ns(event.time_ns))
-        table.add_row(at, event.kind, event.rail, event.peer, what(event))
-    return table

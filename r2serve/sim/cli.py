@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from r2serve.sim import campaign, mutants
+from r2serve.terminal import ResultFile
 
 MUTANT_SEEDS = 10_000
 """Default number of seeds within which a planted bug must be caught."""
@@ -18,10 +19,18 @@ SOUND_SEEDS = 300
 """Number of seeds that the same build must pass without a planted bug."""
 
 _SHOWN_FAILURES = 10
+LAST_SEED = 2**62
+"""The core takes seeds of 64 bits; no campaign counts from here to their end."""
 
 
 @click.command()
-@click.option("--seed", default=0, show_default=True, help="First seed.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, LAST_SEED),
+    default=0,
+    show_default=True,
+    help="First seed.",
+)
 @click.option(
     "--seeds",
     type=click.IntRange(1),
@@ -43,7 +52,7 @@ _SHOWN_FAILURES = 10
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="With --mutants: seeds to try first, a file written by an earlier --json.",
 )
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--json", "json_file", type=ResultFile(), help="Write the results here.")
 def command(
     seed: int,
     seeds: int | None,

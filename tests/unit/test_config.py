@@ -91,6 +91,12 @@ def test_every_option_is_read_from_its_variable(option: Option, tmp_path: Path) 
     assert Config.from_env(others) == dataclasses.replace(config, **{option.name: option.default})
 
 
+def test_the_case_of_a_choice_does_not_matter() -> None:
+    assert Config.from_env({"R2CCL_LOG_LEVEL": "INFO"}).log_level == "info"
+    with pytest.raises(ConfigError, match="'LOUD'"):
+        Config.from_env({"R2CCL_LOG_LEVEL": "LOUD"})
+
+
 @pytest.mark.parametrize("option", options(), ids=lambda option: option.name)
 def test_a_wrong_value_is_an_error_with_field_value_and_range(option: Option) -> None:
     wrong = {

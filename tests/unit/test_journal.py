@@ -219,10 +219,26 @@ def test_a_folder_without_a_journal_is_an_error(
         1,
         f"Error: no readable r2ccl-*.journal in {tmp_path}\n",
     )
-    monkeypatch.delenv("R2CCL_JOURNAL_DIR", raising=False)
-    unset = CliRunner().invoke(command, ["show"])
-    assert unset.exit_code == 1
-    assert "R2CCL_JOURNAL_DIR" in unset.output
+    for words, folder in (
+        (["show"], tmp_path / "of the variable"),
+        (["dump", "--journal-dir", str(tmp_path / "named")], tmp_path / "named"),
+    ):
+        monkeypatch.setenv("R2CCL_JOURNAL_DIR", str(tmp_path / "of the variable"))
+        missing = CliRunner().invoke(command, words)
+        assert (missing.exit_code, missing.output) == (
+            1,
+            f"Error: {folder} is no folder with journals, and no file\n",
+        )
+
+
+def test_journals_of_the_folder_of_all_commands_are_read(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 10694b5 these commands alone ignored the default folder."""
+    monkeypatch.setenv("R2CCL_JOURNAL_DIR", str(pair.folder))
+    assert "rail0@node0" in ask("show")
+    monkeypatch.setenv("R2CCL_JOURNAL_DIR", "/nonexistent")
+    assert "rail0@node0" in ask("dump", "--journal-dir", str(pair.folder))
 
 
 def test_a_broken_journal_does_not_hide_the_others(pair: Pair) -> None:

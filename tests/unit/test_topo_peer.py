@@ -208,7 +208,7 @@ def test_topo_shows_pairs_of_ports(tmp_path: Path) -> None:
         for each in told["pairs"]
     ] == [("rail0", "rail1", "verbs", 25.0), ("rail1", "rail0", "verbs", 25.0)]
     shown = run(cli.topo, "--peer", path).output
-    [line] = [line for line in shown.splitlines() if line.startswith("│ rail0 eth0")]
+    [line] = [line for line in shown.splitlines() if line.startswith("rail0 eth0")]
     assert "rail1 eth1" in line
     for word in ("10.0.0.1", "10.0.0.2", "verbs", "25", "4200 and 1500"):
         assert word in line

@@ -10,6 +10,7 @@ from r2serve.demo.hour.report import render
 from r2serve.demo.hour.run import HourOptions, run_hour
 from r2serve.lab.schedule import HOUR_S, ScheduleError
 from r2serve.lab.serving.terminal import report_and_exit
+from r2serve.terminal import ResultFile
 
 
 @click.command(name="hour")
@@ -41,7 +42,7 @@ from r2serve.lab.serving.terminal import report_and_exit
     show_default=True,
     help="Use the management NIC while no rail is left.",
 )
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the report here.")
+@click.option("--json", "json_path", type=ResultFile(), help="Write the report here.")
 @click.option(
     "--keep-logs", type=click.Path(file_okay=False, path_type=Path), help="Copy the logs here."
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from r2serve.demo.hour.stalls import (
@@ -231,12 +232,14 @@ def render(report: HourReport, console: Console) -> None:
     if report.outcomes:
         console.print(_fault_table(report))
     for problem in report.problems():
-        console.print(f"[red]failed:[/] {problem}", highlight=False)
+        console.print(f"[red]failed:[/] {escape(problem)}", highlight=False)
     console.print(report.last_line(), highlight=False, soft_wrap=True)
 
 
 def _summary(report: HourReport) -> Table:
     table = Table(title="an hour of faults", title_justify="left", show_header=False)
+    for _ in range(2):
+        table.add_column(overflow="fold")
     table.add_row("served over", report.mode)
     table.add_row("schedule", f"seed {report.seed}, {report.planned} faults, {report.seconds:g} s")
     table.add_row("requests completed", f"{report.completed} of {report.sent}")
@@ -251,10 +254,10 @@ def _summary(report: HourReport) -> Table:
 
 def _fault_table(report: HourReport) -> Table:
     table = Table(title="faults by kind", title_justify="left")
-    table.add_column("fault")
+    table.add_column("fault", overflow="fold")
     for name in ("count", "noticed", "stalls", "worst stall ms", "worst client gap ms"):
-        table.add_column(name, justify="right")
-    table.add_column("cause of the worst stall")
+        table.add_column(name, justify="right", overflow="fold")
+    table.add_column("cause of the worst stall", overflow="fold")
     for label in dict.fromkeys(outcome.played.label for outcome in report.outcomes):
         indices = [i for i, one in enumerate(report.outcomes) if one.played.label == label]
         of_label = [report.outcomes[i] for i in indices]

@@ -22,8 +22,8 @@ def journal_folder(given: Path | None) -> Path:
 def believed_users(folder: Path) -> frozenset[int]:
     """Returns the users whose files in the folder a reader believes: root and this user.
 
-    Root, who names a folder of another user, believes that user, too. A folder ``r2serve-<uid>``
-    must belong to the user in its name, because any user may make a folder in /dev/shm first.
+    Root also believes the owner of a folder that it names. A folder ``r2serve-<uid>`` must belong
+    to the user in its name, because any user may make a folder in /dev/shm first.
 
     Raises:
         PermissionError: the folder belongs to a stranger.

@@ -28,6 +28,20 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class HostName:
+    """The host's name, the addresses behind it, and the devices that gloo uses instead."""
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    gloo: tuple[str, ...] = ()
+    """Devices in GLOO_SOCKET_IFNAME."""
+    devices: frozenset[str] = frozenset()
+    """All devices of this node."""
+    control: str = ""
+    """Address of this node that the engine's variable names; empty: none."""
+
+
+@dataclass(frozen=True)
 class Patient:
     """Input of all checks: the node and its environment."""
 
@@ -43,6 +57,7 @@ class Patient:
     """Returns the output of ``dcb pfc show`` for an interface; empty: no output available."""
     setting: Callable[[str, str], int]
     """Returns a setting of IPv4 for an interface and a name, as ``arp_ignore``."""
+    host_name: HostName = HostName("this-node", ("10.9.0.1",))
     pyverbs: str = "ok"
     """``ok``, or the reason why pyverbs cannot be loaded."""
     peer: Peer | None = None

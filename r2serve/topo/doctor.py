@@ -10,7 +10,7 @@ from pathlib import Path
 from r2serve.config import Config
 from r2serve.option import port_window
 from r2serve.ports import pci, same_network
-from r2serve.topo import firewall, listening, network, reach, system, verbs
+from r2serve.topo import firewall, host_name, listening, network, reach, system, verbs
 from r2serve.topo.checks import FAILURE, NOTE, OK, WARNING, Check, Finding, Patient
 from r2serve.topo.node import NodeReport
 from r2serve.topo.peer import Peer
@@ -34,6 +34,7 @@ def examine(node: NodeReport, config: Config, other: Peer | None = None) -> list
         kernel_ports=system.local_ports(),
         reserved_ports=system.reserved_ports(),
         route=reach.route,
+        host_name=host_name.look(),
     )
     return judge(patient)
 
@@ -266,6 +267,7 @@ def pyverbs_works(patient: Patient) -> Iterator[Finding]:
 CHECKS: dict[str, Check] = {
     "rails": rails_exist,
     "shared fate": rails_are_independent,
+    "host name": host_name.name_is_reachable,
     "link": links_are_up,
     "libibverbs": library_loads,
     "RDMA": rdma_is_used,

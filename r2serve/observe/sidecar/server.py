@@ -1,7 +1,7 @@
 """The sidecar's listening socket, and the server's limits of connections in time and number.
 
-uvicorn waits for ever for the rest of a request, and for a client that reads no answer. A client
-without a token could so keep every connection that the process may have.
+uvicorn sets no limit to the wait for the rest of a request, nor to the wait for a client without
+reads. A client without a token could so keep every connection that the process may have.
 """
 
 from __future__ import annotations

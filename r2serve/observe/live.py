@@ -99,6 +99,7 @@ def rails(
     elif ends:
         shown = console()
         made = links_table if links else ports_table
+        shown.print(f"rails of {watch.host}", markup=False)
         shown.print(made(watch.live(), wanted, wide=is_wide(shown)))
     elif watch.live():
         click.echo("no rail matches", err=True)
@@ -118,7 +119,8 @@ def _each_rail(watch: Watch, wanted: Wanted) -> Iterable[tuple[Worker, RailCount
 
 def _rail_as_json(worker: Worker, rail: RailCounters) -> dict[str, Any]:
     since = clock(worker.journal.clock_ns(rail.since_ns))
-    return {"worker": worker.key, "label": worker.label, **vars(rail), "since": since}
+    said = {"worker": worker.key, "label": worker.label, "host": worker.host}
+    return said | vars(rail) | {"since": since}
 
 
 @click.command()
@@ -163,7 +165,7 @@ def _line(told: NumberedEvent, as_json: bool) -> str:
     event = told.event
     if as_json:
         said = vars(event) | {"id": told.id, "time": clock(told.clock_ns), "group": told.group}
-        return json.dumps(said | {"worker": told.worker, "label": told.label})
+        return json.dumps(said | {"worker": told.worker, "label": told.label, "host": told.host})
     return event_line(event, told.clock_ns, told.label, told.group)
 
 
@@ -243,7 +245,8 @@ def _screen(watch: Watch, wanted: Wanted, *, wide: bool) -> RenderableType:
     state = health.examine(watch)
     colour = _HEALTH_COLOURS.get(state.status, "cyan")
     head = Text.assemble(
-        (state.status, f"bold {colour}"), f"  {len(watch.live())} workers in {watch.folder}"
+        (state.status, f"bold {colour}"),
+        f"  {len(watch.live())} workers on {watch.host} in {watch.folder}",
     )
     reasons = [Text(f"  {reason}") for reason in (*state.reasons, *state.notes)[:5]]
     chosen = [one for one in watch.events if wanted.has_event(one.event.rail, one.event.peer)]

@@ -6,6 +6,7 @@ A single thread polls a :class:`Watch`. The module's limits bound the memory.
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -60,6 +61,8 @@ class Worker:
     """Share of the last 10 s in which the worker was ready to run and did not run."""
     held: list[Event] = field(default_factory=list)
     """Events read and not yet returned by :meth:`Watch.look`."""
+    host: str = ""
+    """Name of the worker's host: the reader's, because journals are read on their own host."""
     _sampled_ns: int = 0
     _sample: list[RailCounters] = field(default_factory=list)
     _short_sample: tuple[int, int] = (0, 0)
@@ -141,6 +144,7 @@ class NumberedEvent:
     clock_ns: int
     """Time of the event, CLOCK_REALTIME in ns."""
     event: Event
+    host: str = ""
 
 
 class Watch:
@@ -154,6 +158,7 @@ class Watch:
         engine: only the workers of the serving engine of this name; empty = all workers.
         """
         self.folder = Path(folder)
+        self.host = socket.gethostname()
         self.engine = engine
         self.unobserved: list[Note] = []
         """Running workers without a journal."""
@@ -241,7 +246,7 @@ class Watch:
         for key in sorted(kept):
             _, inode, path = found[key]
             if key not in self.workers or self.workers[key].inode != inode:
-                self.workers[key] = Worker(key, path, inode)
+                self.workers[key] = Worker(key, path, inode, host=self.host)
         self.unobserved = [note for note in self._notes.look() if self._is_ours(note)]
 
     def _is_ours(self, one: Note | Journal) -> bool:
@@ -290,6 +295,7 @@ class Watch:
             group=worker.group_name(event.comm) if event.comm else "",
             clock_ns=worker.journal.clock_ns(event.time_ns),
             event=event,
+            host=worker.host,
         )
 
 

@@ -81,7 +81,7 @@ def test_events_are_followed(pair: Pair) -> None:
 def test_top_shows_workers_rails_and_events(pair: Pair) -> None:
     pair.cut_and_heal(0)
     shown = timely(
-        lambda: "ok  1 workers" in (text := ask(pair, "top", "--count", "2").output) and text,
+        lambda: "ok  1 workers on" in (text := ask(pair, "top", "--count", "2").output) and text,
         "a healthy worker is shown",
     )
     assert shown.count("rail0@node0") >= 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,7 @@ def test_rails_have_state_and_cause(pair: Pair, client: TestClient) -> None:
     rails = wait_for(client, "/v1/rails", both)["rails"]
     assert [rail["name"] for rail in rails] == ["rail0@node0", "rail1@node0"]
     assert {rail["peer"] for rail in rails} == {"rank 1"}
+    assert {rail["host"] for rail in rails} == {socket.gethostname()}
     assert client.get("/readyz").status_code == 200
     pair.engine.inject(1, "carrier_loss")
     (_, lost) = wait_for(
@@ -208,6 +210,7 @@ def test_metrics_show_states_and_bytes_of_rails(pair: Pair, client: TestClient) 
     up = {labels["rail"]: value for labels, value in found["r2serve_rail_up"]}
     assert up == {rail: float(state == "UP") for rail, state in states}
     assert all(value > 0 for _, value in found["r2serve_rail_bytes_total"])
+    assert {labels["host"] for labels, _ in found["r2serve_rail_up"]} == {socket.gethostname()}
     pair.engine.inject(1, "carrier_loss")
 
     def lost_alone() -> bool:

@@ -30,7 +30,7 @@ VERDICT_S = 5.0
 """A failover is counted with the verdict, or without a verdict after this time, s."""
 
 _STALL_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
-_WORKER = ("worker", "process", "node")
+_WORKER = ("worker", "process", "node", "host")
 _ENGINE = ("model_name", "engine")
 _RAIL = (*_WORKER, "rail", "peer", "peer_engine", "kind", "device")
 
@@ -75,7 +75,7 @@ class Metrics(Collector):
         now_s = time.monotonic()
         self._forget()
         for one in told:
-            who = (one.label, one.worker, one.node)
+            who = (one.label, one.worker, one.node, one.host)
             event = one.event
             key = (one.worker, event.entry, event.epoch)
             if event.kind == "stall":
@@ -98,7 +98,7 @@ class Metrics(Collector):
         """Counts ended requests with stalls."""
         for one in ended:
             worker = self._watch.workers.get(one.worker)
-            who = (one.label, one.worker, worker.node if worker else "")
+            who = (one.label, one.worker, *((worker.node, worker.host) if worker else ("", "")))
             for phase, stall_s in one.stall_s.items():
                 self._waits[(*who, phase)].add(stall_s)
 
@@ -309,8 +309,8 @@ class Metrics(Collector):
         return family
 
 
-def _who(worker: Worker) -> tuple[str, str, str]:
-    return worker.label, worker.key, worker.node
+def _who(worker: Worker) -> tuple[str, str, str, str]:
+    return worker.label, worker.key, worker.node, worker.host
 
 
 def _by_name(worker: Worker) -> dict[str, list[Group]]:

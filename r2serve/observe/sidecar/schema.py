@@ -52,6 +52,7 @@ class WorkerView(BaseModel):
         label="rank 0",
         process=4242,
         node="node0",
+        host="gpu-host-17",
         status="running",
         serving_engine="4242",
         opened="2026-11-22T05:11:00.123456Z",
@@ -63,6 +64,7 @@ class WorkerView(BaseModel):
     label: str
     process: int = Field(description="Process id.")
     node: str
+    host: str = Field(default="", description="Name of the worker's host.")
     status: Literal["running", "silent", "closed", "ended"] = Field(
         description="silent: no heartbeat for 5 s; closed: all links closed gracefully; ended: "
         "the process ended without a graceful close."
@@ -81,6 +83,7 @@ class WorkerView(BaseModel):
             label=worker.label,
             process=read.process,
             node=worker.node,
+            host=worker.host,
             status=worker.status,  # type: ignore[arg-type]
             serving_engine=read.serving_engine,
             opened=instant(read.opened_clock_ns),
@@ -92,6 +95,7 @@ class RailView(BaseModel):
     model_config = example(
         worker="4242-9f3c01aa",
         label="rank 0",
+        host="gpu-host-17",
         name="rail1@node0",
         peer="rank 1",
         kind="verbs",
@@ -116,6 +120,7 @@ class RailView(BaseModel):
     )
     worker: str = Field(description="Key of the worker at this end of the rail.")
     label: str
+    host: str = Field(default="", description="Name of the host at this end of the rail.")
     name: str
     peer: str
     kind: str = Field(description="tcp, verbs, shm, or control (the management NIC).")
@@ -158,6 +163,7 @@ class RailView(BaseModel):
                 cls(
                     worker=worker.key,
                     label=worker.label,
+                    host=worker.host,
                     name=rail.name,
                     peer=rail.peer,
                     kind=rail.kind,
@@ -268,6 +274,7 @@ class EventView(BaseModel):
         time="2026-11-22T05:11:00.123456Z",
         worker="4242-9f3c01aa",
         label="rank 0",
+        host="gpu-host-17",
         kind="rail_state",
         rail="rail1@node0",
         peer="rank 1",
@@ -285,6 +292,7 @@ class EventView(BaseModel):
     time: datetime
     worker: str
     label: str
+    host: str
     kind: str = Field(
         description="rail_state, verdict, speed, stall, replay, hedge, abort, injected or "
         "short_of_cpu."
@@ -310,6 +318,7 @@ class EventView(BaseModel):
             time=instant(told.clock_ns),
             worker=told.worker,
             label=told.label,
+            host=told.host,
             kind=event.kind,
             rail=event.rail,
             peer=event.peer,

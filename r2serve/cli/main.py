@@ -8,11 +8,17 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import click
 
 from r2serve.errors import how_to_install
+
+OPERATION, DEVELOPMENT = (
+    "Commands for the operation of a node",
+    "Commands for tests and measurements",
+)
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,7 @@ class LazyCommand:
     summary: str
     extra: str = "torch"
     attribute: str = "command"
+    section: str = OPERATION
 
     def load(self, name: str) -> click.Command:
         try:
@@ -39,10 +46,18 @@ class LazyCommand:
 
 SUBCOMMANDS = {
     "bench": LazyCommand(
-        "r2serve.bench.cli", "Benchmark collectives and kernels against alternatives.", "bench"
+        "r2serve.bench.cli",
+        "Benchmark collectives and kernels against alternatives.",
+        "bench",
+        section=DEVELOPMENT,
     ),
     "config": LazyCommand("r2serve.cli.config", "Show every option with its current value."),
-    "demo": LazyCommand("r2serve.demo.cli", "Serve a model on two nodes while rails fail.", "vllm"),
+    "demo": LazyCommand(
+        "r2serve.demo.cli",
+        "Serve a model on two nodes while rails fail.",
+        "vllm",
+        section=DEVELOPMENT,
+    ),
     "drill": LazyCommand(
         "r2serve.drills.cli", "Inject a fault into a rail of this node, for a limited time."
     ),
@@ -68,7 +83,11 @@ SUBCOMMANDS = {
     "sidecar": LazyCommand(
         "r2serve.observe.sidecar.cli", "Serve probes, metrics, rails and events.", "sidecar"
     ),
-    "sim": LazyCommand("r2serve.sim.cli", "Run whole jobs with random faults in simulated time."),
+    "sim": LazyCommand(
+        "r2serve.sim.cli",
+        "Run whole jobs with random faults in simulated time.",
+        section=DEVELOPMENT,
+    ),
     "top": LazyCommand(
         "r2serve.observe.live", "Watch rails, collectives and events live.", attribute="top"
     ),
@@ -97,9 +116,26 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         names = self.list_commands(ctx)
         room = formatter.width - 6 - max(map(len, names))
-        rows = [(name, self._summary(ctx, name, room)) for name in names]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name in names:
+            # A group below the top has commands of one section.
+            known = ctx.parent is None and name in self.lazy
+            section = self.lazy[name].section if known else "Commands"
+            sections.setdefault(section, []).append((name, self._summary(ctx, name, room)))
+        for section in sorted(sections, key=[DEVELOPMENT].count):
+            with formatter.section(section):
+                formatter.write_dl(sections[section])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if near and "Did you mean" not in error.message:
+                error.message += f" Did you mean {near[0]!r}?"
+            raise
 
     def _summary(self, ctx: click.Context, name: str, room: int) -> str:
         if name in self.lazy:

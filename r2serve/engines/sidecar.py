@@ -98,6 +98,14 @@ def start_once() -> None:
         )
 
 
+def say_if_useless() -> None:
+    """Warns, once, that no sidecar starts for an engine without r2ccl, which has no rails."""
+    global _started
+    if os.environ.get(VARIABLE) and not _started and multiprocessing.parent_process() is None:
+        _started = True
+        _LOG.warning("no sidecar starts: --r2serve-sidecar needs --distributed-backend r2ccl")
+
+
 def _open_log(path: Path) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(path, flags, 0o600)

@@ -36,6 +36,17 @@ def test_help_names_every_subcommand_and_loads_none() -> None:
     assert run.stdout.endswith("LOADED []\n")
     for name in SUBCOMMANDS:
         assert f"\n  {name} " in run.stdout
+    operation, development = run.stdout.split("tests and measurements:")
+    assert "operation of a node:" in operation
+    assert all(f"\n  {name} " in operation for name in ("rails", "events", "drill", "sidecar"))
+    assert all(f"\n  {name} " in development for name in ("bench", "demo", "sim"))
+
+
+def test_a_typing_error_gets_a_suggestion() -> None:
+    done = CliRunner().invoke(main, ["raisl"])
+    assert done.exit_code == 2
+    assert "Did you mean 'rails'?" in done.output
+    assert "Did you mean" not in CliRunner().invoke(main, ["xyzzy"]).output
 
 
 @pytest.mark.parametrize("name", sorted(SUBCOMMANDS))

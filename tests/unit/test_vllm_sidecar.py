@@ -176,6 +176,18 @@ def test_without_journals_no_sidecar_starts(
     assert "R2CCL_JOURNAL_DIR is not set" in caplog.text
 
 
+def test_a_sidecar_without_r2ccl_is_said_to_be_useless_once(
+    started: list[list[str]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sidecar.say_if_useless()
+    assert caplog.text == ""
+    monkeypatch.setenv(sidecar.VARIABLE, "8199")
+    for _ in range(2):
+        sidecar.say_if_useless()
+    assert started == []
+    assert caplog.text.count("--r2serve-sidecar needs --distributed-backend r2ccl") == 1
+
+
 def test_the_sidecar_ends_after_the_engine_and_the_workers(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
     """
     previous(server_args)
     if not flag.active():
+        sidecar.say_if_useless()
         return
     flag.check_environment()
     import sglang

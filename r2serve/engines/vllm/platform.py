@@ -88,6 +88,8 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
                 exit_status.listen_once()
                 stopping.keep_workers_once(vllm_config)
                 sidecar.start_once()
+            else:
+                sidecar.say_if_useless()
 
         @classmethod
         def _refuse_on_gpus(cls, vllm_config: Any) -> None:

@@ -91,10 +91,11 @@ def _check_fault_file(config: Any) -> None:
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise _wrong("fault_file", config, "empty, or a file in an existing folder")
+    file: os.stat_result | None = None
     try:
         file = os.stat(path)
     except FileNotFoundError:
-        file = None  # made later
+        pass  # made later
     except OSError as error:
         raise _wrong("fault_file", config, f"a usable path: {error.strerror}") from error
     if file is not None and (why := why_not_private(file, stat.S_IWOTH)):

@@ -21,6 +21,7 @@ _PIPE_WIDTH = 10_000
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as a shell has it: 128 and SIGINT's number."""
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -35,22 +36,26 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-class ResultFile(click.Path):
-    """The path of a file to write at the end; a path that cannot be written is refused at once."""
+def result_option(*names: str, help: str = "Write the results here.") -> Callable[[_F], _F]:
+    """Adds an option with the path of a file to write at the end.
 
-    def __init__(self) -> None:
-        super().__init__(dir_okay=False, path_type=Path)
+    A path that cannot be written is refused before the command runs.
+    """
+    path = click.Path(dir_okay=False, path_type=Path)
+    return click.option(*names, type=path, callback=_writable, help=help)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(super().convert(value, param, ctx))
-        existed = path.exists()
-        try:
-            path.open("ab").close()
-            if not existed:
-                path.unlink()
-        except OSError as error:
-            self.fail(f"{path} cannot be written: {error.strerror}", param, ctx)
-        return path
+
+def _writable(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+    if path is None:
+        return None
+    existed = path.exists()
+    try:
+        path.open("ab").close()
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise click.BadParameter(f"{path} cannot be written: {error.strerror}") from error
+    return path
 
 
 def ends_quietly(command: Callable[_P, _R]) -> Callable[_P, _R]:

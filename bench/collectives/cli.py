@@ -38,7 +38,7 @@ from r2serve.bench.collectives.matrix import (
 )
 from r2serve.bench.collectives.strikes import StrikeError
 from r2serve.lab.holder import LabUnavailableError
-from r2serve.terminal import ResultFile
+from r2serve.terminal import result_option
 
 # Defaults of options: DEFAULTS without --full, FULL with --full.
 DEFAULTS: dict[str, Any] = {
@@ -122,7 +122,7 @@ def progress_lines() -> runner.Progress:
     help="Also measure stalls of real faults, this number per kind and size, in network "
     "namespaces.",
 )
-@click.option("--json", "json_path", type=ResultFile())
+@result_option("--json", "json_path")
 @click.option("--png", "png_path", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--docs",

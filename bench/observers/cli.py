@@ -13,11 +13,11 @@ from r2serve.bench.collectives import machine
 from r2serve.bench.collectives.cli import clean_up_when_terminated, progress_lines
 from r2serve.bench.collectives.native.build import BuildError
 from r2serve.bench.observers import costs
-from r2serve.terminal import ResultFile
+from r2serve.terminal import result_option
 
 
 @click.command(name="observers")
-@click.option("--json", "json_path", type=ResultFile())
+@result_option("--json", "json_path")
 def command(json_path: Path | None) -> None:
     """Measure the cost of observation: the journal, attribution and the sidecar."""
     clean_up_when_terminated()

@@ -17,7 +17,7 @@ from r2serve.config import Config
 from r2serve.errors import ConfigError
 from r2serve.ports.host_address import control_address
 from r2serve.ports.pairing import unpaired_ports
-from r2serve.terminal import ResultFile, is_wide, table
+from r2serve.terminal import is_wide, result_option, table
 from r2serve.topo import doctor, node, peer, picture
 from r2serve.topo.checks import FAILURE, NOTE, OK, WARNING
 
@@ -46,12 +46,7 @@ def _look(peer_file: Path | None) -> tuple[node.NodeReport, Config, peer.Peer | 
 
 @click.command(name="topo")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option(
-    "--picture",
-    "picture_file",
-    type=ResultFile(),
-    help="Draw the topology into this SVG file.",
-)
+@result_option("--picture", "picture_file", help="Draw the topology into this SVG file.")
 @_peer_option
 def topo(as_json: bool, picture_file: Path | None, peer_file: Path | None) -> None:
     """Show the NICs and rails of this node, and each rank's failover chain.

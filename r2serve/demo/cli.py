@@ -11,7 +11,7 @@ from r2serve.demo.flow import DemoOptions, run_demo
 from r2serve.demo.report import render
 from r2serve.lab.serving.serve import ENGINES
 from r2serve.lab.serving.terminal import report_and_exit
-from r2serve.terminal import ResultFile
+from r2serve.terminal import result_option
 
 _LAZY = {
     "hour": LazyCommand("r2serve.demo.hour.cli", "Serve a model through an hour of faults.", "vllm")
@@ -20,7 +20,7 @@ _LAZY = {
 
 @click.group(name="demo", cls=LazyGroup, lazy=_LAZY, invoke_without_command=True)
 @click.pass_context
-@click.option("--json", "json_path", type=ResultFile(), help="Write the report here.")
+@result_option("--json", "json_path", help="Write the report here.")
 @click.option("--baseline", is_flag=True, help="Also run the engine's stock communicator.")
 @click.option(
     "--requests", type=click.IntRange(1, 64), default=8, show_default=True, help="Parallel streams."

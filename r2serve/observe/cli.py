@@ -14,7 +14,7 @@ from r2serve.observe.journal import Journal
 from r2serve.observe.live import event_line
 from r2serve.observe.tables import journal_table
 from r2serve.observe.trace import chrome_trace
-from r2serve.terminal import ResultFile, console, is_wide
+from r2serve.terminal import console, is_wide, result_option
 
 
 def read(places: tuple[Path, ...], journal_dir: Path | None = None) -> list[Journal]:
@@ -87,12 +87,7 @@ def show(places: tuple[Path, ...], journal_dir: Path | None, last: int, json_wan
 @folder_option
 @click.option("--json", "form", flag_value="json", help="Print rails and events as JSON (default).")
 @click.option("--chrome-trace", "form", flag_value="trace", help="Print a trace for Perfetto.")
-@click.option(
-    "-o",
-    "--output",
-    type=ResultFile(),
-    help="Write to this file instead of standard output.",
-)
+@result_option("-o", "--output", help="Write to this file instead of standard output.")
 def dump(
     places: tuple[Path, ...], journal_dir: Path | None, form: str | None, output: Path | None
 ) -> None:

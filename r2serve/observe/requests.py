@@ -153,10 +153,9 @@ class Requests:
         found: dict[Path, tuple[float, int]] = {}
         try:
             owners = believed_users(self.folder)
-            paths = self.folder.glob(PATTERN)
         except PermissionError:
-            owners, paths = frozenset(), iter(())  # the watch of the folder says so
-        for path in paths:
+            owners = frozenset()  # the watch of the folder says so
+        for path in self.folder.glob(PATTERN):
             try:
                 status = path.stat()
             except OSError:

@@ -66,8 +66,9 @@ def links_table(workers: Iterable[Worker], wanted: Wanted = EVERYTHING, *, wide:
     for worker in workers:
         for rail in worker.journal.rails:
             if rail in wanted:
-                cells = [Text(worker.label), *_end(rail), _microseconds(rail.round_trip_ns)]
-                cells += [Text(str(rail.epoch))] if wide else []
+                cells: list[Text | str] = [Text(worker.label), *_end(rail)]
+                cells += [_microseconds(rail.round_trip_ns)]
+                cells += [str(rail.epoch)] if wide else []
                 made.add_row(*cells, Text(why_of(rail)))
     return made
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from r2serve.sim import campaign, mutants
-from r2serve.terminal import ResultFile
+from r2serve.terminal import result_option
 
 MUTANT_SEEDS = 10_000
 """Default number of seeds within which a planted bug must be caught."""
@@ -52,7 +52,7 @@ LAST_SEED = 2**62
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="With --mutants: seeds to try first, a file written by an earlier --json.",
 )
-@click.option("--json", "json_file", type=ResultFile(), help="Write the results here.")
+@result_option("--json", "json_file")
 def command(
     seed: int,
     seeds: int | None,

@@ -74,7 +74,7 @@ R2SERVE: dict[str, tuple[str, ...]] = {
     "config_checks": ("cpus", "errors", "private_files", "option"),
     "config": ("option", "config_checks"),
     "fused": ("_core", "errors", "kernels", "tensors"),
-    "observe": ("errors", "forks", "journal_folder", "terminal", "config"),
+    "observe": ("forks", "journal_folder", "terminal", "config"),
     "ports": ("_core", "errors", "variables", "config"),
     "engines": ("cpus", "errors", "journal_folder", "config", "observe", "ports"),
     "lab/serving": ("faults", "lab", "observe"),

@@ -26,7 +26,7 @@ from r2serve.observe.journal import Group, Journal, Latency, RailCounters
 from r2serve.observe.port_state import Wanted, ports_of, state_of
 from r2serve.observe.tables import groups_table, journal_table, links_table, ports_table
 from r2serve.observe.watch import Worker
-from r2serve.terminal import INTERRUPTED, FiniteRange, ResultFile, console, is_wide
+from r2serve.terminal import INTERRUPTED, FiniteRange, console, is_wide, result_option
 
 NARROW = 80
 
@@ -264,14 +264,20 @@ def test_wrong_input_is_named(words: list[str], complaint: str) -> None:
 
 
 def test_a_result_file_is_left_as_it_is(tmp_path: Path) -> None:
+    @click.command()
+    @result_option("--json", "file")
+    def command(file: Path | None) -> None:
+        click.echo(f"{file}")
+
     old, new = tmp_path / "old", tmp_path / "new"
     old.write_text("results of an hour")
     for path in (old, new):
-        assert ResultFile().convert(str(path), None, None) == path
+        done = CliRunner().invoke(command, ["--json", str(path)])
+        assert done.output == f"{path}\n"
     assert old.read_text() == "results of an hour"
     assert not new.exists()
-    with pytest.raises(click.BadParameter):
-        ResultFile().convert(str(tmp_path), None, None)
+    assert CliRunner().invoke(command, ["--json", str(tmp_path)]).exit_code == 2
+    assert CliRunner().invoke(command, []).output == "None\n"
 
 
 def test_a_finite_range_takes_numbers() -> None:

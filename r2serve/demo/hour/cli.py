@@ -10,7 +10,7 @@ from r2serve.demo.hour.report import render
 from r2serve.demo.hour.run import HourOptions, run_hour
 from r2serve.lab.schedule import HOUR_S, ScheduleError
 from r2serve.lab.serving.terminal import report_and_exit
-from r2serve.terminal import ResultFile
+from r2serve.terminal import result_option
 
 
 @click.command(name="hour")
@@ -42,7 +42,7 @@ from r2serve.terminal import ResultFile
     show_default=True,
     help="Use the management NIC while no rail is left.",
 )
-@click.option("--json", "json_path", type=ResultFile(), help="Write the report here.")
+@result_option("--json", "json_path", help="Write the report here.")
 @click.option(
     "--keep-logs", type=click.Path(file_okay=False, path_type=Path), help="Copy the logs here."
 )

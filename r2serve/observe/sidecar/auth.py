@@ -13,7 +13,6 @@ import hmac
 import os
 from pathlib import Path
 
-from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -83,10 +82,9 @@ class Guard:
             detail = f"read-only: the sidecar has no token (set {TOKEN_VARIABLE} or --token-file)"
         # Close the connection, because the unread body would be parsed as the next request.
         answer = JSONResponse({"detail": detail}, 401, {"Connection": "close"})
-        challenges = MutableHeaders(raw=answer.raw_headers)
-        challenges.append("WWW-Authenticate", "Bearer")
+        answer.headers.append("WWW-Authenticate", "Bearer")
         if reading:
-            challenges.append("WWW-Authenticate", 'Basic realm="r2serve sidecar"')
+            answer.headers.append("WWW-Authenticate", 'Basic realm="r2serve sidecar"')
         await answer(scope, receive, send)
 
     def _may(self, scope: Scope) -> bool:

@@ -97,10 +97,10 @@ class Heads:
 
         async def without_body(message: Message) -> None:
             if message["type"] == "http.response.body":
-                message = message | {"body": b""}
+                message = {**message, "body": b""}
             await send(message)
 
-        await self._app(scope | {"method": "GET"}, receive, without_body)
+        await self._app({**scope, "method": "GET"}, receive, without_body)
 
 
 class BodyLimit:

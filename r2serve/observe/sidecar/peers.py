@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from r2serve.observe.names import printable
 from r2serve.observe.sidecar.schema import MemberView, NodeView
 
 _LOG = logging.getLogger("r2serve.sidecar")
@@ -93,7 +94,8 @@ class Peers:
                 peer.node = NodeView.model_validate_json(await _fetch(client, peer.url))
             peer.answered, peer.error = datetime.now(UTC), ""
         except Exception as error:  # noqa: BLE001  polling of other peers must go on
-            peer.error = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            first = f"{type(error).__name__}: {error}".splitlines()[0]
+            peer.error = printable(first)[:200]  # parts of it come from whatever listens there
         if bool(before) != bool(peer.error):
             _LOG.warning("peer sidecar %s: %s", peer.url, peer.error or "answers")
 

@@ -127,6 +127,8 @@ Result<bool> Engine::connected(std::uint32_t process) {
                   "process " + std::to_string(process) + " is no peer");
   if (closed_) return Status(ErrorCode::aborted, "the engine is closed");
   if (peer->link.peer_closed()) return Status(ErrorCode::peer_closed, peer->label + " has ended");
+  if (peer->link.peer_gone())
+    return Status(ErrorCode::peer_lost, "the process of " + peer->label + " has ended");
   if (!peer->refusal.empty())
     return Status(ErrorCode::invalid_argument, peer->label + ": " + peer->refusal);
   const TimeNs now = now_ns();
@@ -167,6 +169,8 @@ Status Engine::connect(const std::vector<std::uint32_t>& peers, double timeout_s
             !late && peer != nullptr && now < peer->started_at + peer->patience(connect_timeout);
         if (peer != nullptr && (peer->may_begin(now) || (!patient && !peer->link.has_no_rail())))
           continue;
+        if (peer != nullptr && peer->link.peer_gone())
+          return {ErrorCode::peer_lost, "the process of " + peer->label + " has ended"};
         if (peer != nullptr && !peer->refusal.empty())
           return {ErrorCode::invalid_argument, peer->label + ": " + peer->refusal};
         if (!missing.empty()) missing += "; ";

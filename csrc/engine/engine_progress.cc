@@ -295,6 +295,7 @@ void Engine::on_link_event(const LinkEvent& event) {
 void Engine::apply_fault(Peer& peer, RailId rail, Fault fault, double bytes_per_s, TimeNs now) {
   peer.rails[rail].fault = fault;
   peer.note_injected(rail, fault);
+  peer.send(now);  // the announcement leaves before the fault
   Rail* carrier = peer.ends[rail].rail.get();
   switch (fault) {
     case Fault::carrier_loss:

@@ -23,13 +23,6 @@ constexpr TimeNs never_up_after_ns = 10'000 * ns_per_ms;
 constexpr TimeNs reserve_wait_ns = 2000 * ns_per_ms;
 // Losses of a shared port within this time are one cause: Linux may report the second loss late.
 constexpr TimeNs one_cause_ns = 1000 * ns_per_ms;
-
-// Both ends look for the fault, and each tells the other of its own port.  The location is told
-// this long after the loss; without a rail for the peer's report, up to `blind_ns` later.
-constexpr TimeNs settle_ns = 600 * ns_per_ms;
-constexpr TimeNs blind_ns = 2400 * ns_per_ms;
-// A kernel closes all connections of a process that ends within this time.
-constexpr TimeNs one_end_ns = 2000 * ns_per_ms;
 // A start waits this long for data rails if a port of each is known not to work.
 constexpr TimeNs late_patience_ns = 2000 * ns_per_ms;
 // Segments of TCP for paths with a smaller MTU than that of the port, in bytes: the smallest MTU of
@@ -52,29 +45,6 @@ bool is_loss_of_port(RailCause cause) {
 }
 
 }  // namespace
-
-std::string_view name_of(Fault fault) {
-  switch (fault) {
-    case Fault::none: return "heal";
-    case Fault::carrier_loss: return "carrier_loss";
-    case Fault::black_hole: return "black_hole";
-    case Fault::reset: return "reset";
-    case Fault::slow: return "slow";
-    case Fault::corrupt: return "corrupt";
-    case Fault::egress_refused: return "egress_refused";
-  }
-  return "unknown";
-}
-
-std::optional<Fault> fault_named(std::string_view name) {
-  for (const Fault fault : {Fault::none, Fault::carrier_loss, Fault::black_hole, Fault::reset,
-                            Fault::slow, Fault::corrupt, Fault::egress_refused})
-    if (name == name_of(fault)) return fault;
-  if (name == "cut") return Fault::carrier_loss;
-  if (name == "drop") return Fault::black_hole;
-  if (name == "error") return Fault::reset;
-  return std::nullopt;
-}
 
 std::string RailEnd::port() const {
   return kind == RailKind::verbs ? verbs.device + ":" + std::to_string(verbs.port) : route.device;
@@ -138,7 +108,12 @@ void Peer::on_rail_moved(RailId rail, RailState from, RailState to, RailCause ca
   note_narrow(rail, from, to, cause);
   end.since = now_ns();
   if (to == RailState::up && first_up == 0) first_up = end.since;
-  if (to == RailState::down) end.lost_at = end.since;
+  const std::uint8_t drill = link.drill(rail, end.since);
+  if (to == RailState::down) {
+    end.lost_at = end.since;
+    end.was_up = from != RailState::probation;
+    end.lost_by = drill;
+  }
   // An idle reserve is no rail in use.
   const bool idle = link.reserve(rail) && link.tier() < RailTier::reserve;
   const bool in_use = (from == RailState::up || from == RailState::suspect) && !idle;
@@ -158,11 +133,11 @@ void Peer::on_rail_moved(RailId rail, RailState from, RailState to, RailCause ca
   std::string text = end.name + " to " + label + ": " + std::string(name_of(from)) + " -> " +
                      std::string(name_of(to));
   if (cause != RailCause::none) text += " (" + std::string(name_of(cause)) + ")";
-  text += drill_words(rail);
+  text += drill_words(drill);
   if (to == RailState::up && from == RailState::probation && link.epoch(rail) > 1)
     text += ", rejoined";
   if (to == RailState::down) text += shared_loss(rail);
-  const bool fault = to == RailState::down && !link.in_drill(rail, end.since);
+  const bool fault = to == RailState::down && drill == no_drill;
   const LogLevel level = !notable ? LogLevel::debug : fault ? LogLevel::warning : LogLevel::info;
   log_.add(level, std::move(text));
 }
@@ -187,73 +162,6 @@ void Peer::on_replay(RailId rail, std::uint32_t chunks, bool hedge) {
               .value = chunks});
 }
 
-void Peer::on_located(RailId rail, Verdict verdict) {
-  RailEnd& end = rails[rail];
-  if (end.told_epoch == link.epoch(rail)) return;
-  end.located = verdict;
-  end.located_epoch = link.epoch(rail);
-  if (end.tell_at == 0) end.tell_at = std::max(end.lost_at + settle_ns, now_ns() + settle_ns / 2);
-}
-
-void Peer::tell_located(TimeNs now) {
-  for (RailId rail = 0; rail < rails.size(); ++rail) {
-    const TimeNs at = rails[rail].tell_at;
-    if (at == 0 || now < at || (link.best_rail() == any_rail && now < at + blind_ns)) continue;
-    tell_where(rail);
-  }
-}
-
-void Peer::tell_where(RailId rail) {
-  const Verdict verdict = rails[rail].located;
-  rails[rail].tell_at = 0;
-  rails[rail].told_epoch = rails[rail].located_epoch;
-  note(rail, {.time_ns = now_ns(),
-              .kind = JournalKind::verdict,
-              .to = static_cast<std::uint8_t>(verdict),
-              .epoch_or_step = rails[rail].located_epoch});
-  if (in_graceful_close()) return;
-  const std::string& device = rails[rail].route.device;
-  std::string text = rails[rail].name + " to " + label + ": the fault is " +
-                     (verdict == Verdict::transient ? "" : "at the ") +
-                     std::string(name_of(verdict));
-  if (verdict == Verdict::local_nic && !device.empty()) text += " " + device;
-  const EndNames& there = rails[rail].peer_names;
-  if (verdict == Verdict::remote_nic && !there.port.empty())
-    text += " " + there.port + " of host " + there.host;
-  const bool fault = !link.in_drill(rail, now_ns());
-  text += drill_words(rail);
-  log_.add(!link.been_up(rail) ? LogLevel::debug
-           : fault             ? LogLevel::warning
-                               : LogLevel::info,
-           std::move(text));
-}
-
-bool Peer::closed_by_peer() const {
-  TimeNs last_lost = 0;
-  TimeNs last_closed = 0;
-  for (RailId rail = 0; rail < rails.size(); ++rail) {
-    if (link.connected(rail)) return false;
-    last_lost = std::max(last_lost, rails[rail].lost_at);
-    if (ends[rail].closed_by_peer) last_closed = std::max(last_closed, rails[rail].lost_at);
-  }
-  return last_closed != 0 && last_lost - last_closed < one_end_ns;
-}
-
-void Peer::on_process_gone(TimeNs now) {
-  link.set_peer_gone();
-  for (RailEnd& end : rails) {
-    if (end.tell_at == 0) continue;
-    end.located = Verdict::peer;
-    end.tell_at = now;
-  }
-  tell_located(now + blind_ns);
-}
-
-Verdict Peer::verdict(RailId rail) const {
-  const RailEnd& end = rails[rail];
-  return end.told_epoch == link.epoch(rail) ? end.located : Verdict::none;
-}
-
 void Peer::on_slow(RailId rail, bool slow, double bytes_per_s) {
   note(rail, {.time_ns = now_ns(),
               .kind = JournalKind::speed,
@@ -265,63 +173,14 @@ void Peer::on_slow(RailId rail, bool slow, double bytes_per_s) {
   log_.add(slow ? LogLevel::warning : LogLevel::info, text.str());
 }
 
-void Peer::on_injected(RailId rail) {
-  note(rail, {.time_ns = now_ns(), .kind = JournalKind::injected, .from = 1, .to = unknown_drill});
-  log_.add(LogLevel::info,
-           rails[rail].name + ": a test or drill at " + label + " has taken this rail down");
-}
-
-void Peer::on_drill(RailId rail, std::uint8_t kind, bool ends) {
-  note(rail, {.time_ns = now_ns(),
-              .kind = JournalKind::injected,
-              .from = 1,
-              .to = ends ? static_cast<std::uint8_t>(Fault::none) : kind});
-  log_.add(LogLevel::info, rails[rail].name + " to " + label + ": " + label +
-                               (ends ? " ends" : " begins") + " a drill (" +
-                               std::string(name_of(static_cast<Fault>(kind))) + ")");
-}
-
-void Peer::note_injected(RailId rail, Fault fault) {
-  const TimeNs now = now_ns();
-  link.set_injected(rail, takes_down(fault));
-  if (!rails[rail].announced) {
-    if (fault != Fault::none)
-      link.begin_drill(rail, static_cast<std::uint8_t>(fault), longest_drill_ns, now);
-    if (fault == Fault::none || fault == Fault::reset) link.end_drill(rail, now);
-  }
-  note(rail,
-       {.time_ns = now, .kind = JournalKind::injected, .to = static_cast<std::uint8_t>(fault)});
-}
-
-void Peer::announce_drill(RailId rail, Fault fault, TimeNs duration) {
-  const TimeNs now = now_ns();
-  rails[rail].announced = true;
-  link.begin_drill(rail, static_cast<std::uint8_t>(fault), duration, now);
-  publish(rail);
-  send(now);
-}
-
-void Peer::end_drill(RailId rail) {
-  const TimeNs now = now_ns();
-  if (!std::exchange(rails[rail].announced, false)) return;
-  link.end_drill(rail, now);
-  publish(rail);
-  send(now);
-}
-
-// ", in a drill (carrier_loss)", if a drill by either end explains what happens to the rail.
-std::string Peer::drill_words(RailId rail) const {
-  const std::uint8_t kind = link.drill(rail, now_ns());
-  if (kind == no_drill) return "";
-  if (kind == unknown_drill) return ", in a drill";
-  return ", in a drill (" + std::string(name_of(static_cast<Fault>(kind))) + ")";
-}
-
 // Updates the rail table before the record, so that a reader of the record finds the new state.
 void Peer::note(RailId rail, JournalRecord record) {
   record.rail = rails[rail].journal_entry;
   if (record.epoch_or_step == 0) record.epoch_or_step = link.epoch(rail);
-  record.detail = link.in_drill(rail, record.time_ns) ? 1 : 0;
+  const std::uint8_t drill = record.kind == JournalKind::verdict
+                                 ? rails[rail].lost_by
+                                 : link.drill(rail, record.time_ns);
+  record.detail = drill == no_drill ? 0 : 1;
   publish(rail);
   journal_.record(record);
 }
@@ -355,7 +214,7 @@ void Peer::publish(RailId id) {
   entry->connect_fault = static_cast<std::uint8_t>(never_up(id));
   entry->reserve = link.reserve(id) ? 1 : 0;
   entry->unit = link.unit(id);
-  entry->drill = link.drill(id, link.drill_seen(id) ? now_ns() : 0);
+  entry->drill = link.drill(id, now_ns());
 }
 
 bool Peer::may_begin(TimeNs now) const {
@@ -445,8 +304,9 @@ std::string Peer::describe_rails() const {
       if (!more.empty()) why += (why.empty() ? "" : ", ") + std::string(more);
     };
     if (link.cause(id) != RailCause::none) add(name_of(link.cause(id)));
-    if (link.cause(id) != RailCause::none && link.verdict(id) != Verdict::none)
-      add(name_of(link.verdict(id)));
+    const Verdict told = verdict(id);
+    const Verdict where = told == Verdict::none ? link.verdict(id) : told;
+    if (link.cause(id) != RailCause::none && where != Verdict::none) add(name_of(where));
     if (link.state(id) == RailState::connecting) add(rails[id].connect_error);
     if (!why.empty()) text += " (" + why + ")";
   }

@@ -85,6 +85,8 @@ struct RailEnd {
   bool announced = false;           // a drill is announced: a healed fault is no end of the drill
   TimeNs since = 0;                 // time of the last state change
   TimeNs lost_at = 0;               // time of the last loss; 0: none
+  bool was_up = false;              // the last loss ended an epoch that had been UP
+  std::uint8_t lost_by = no_drill;  // kind of the drill that explains the last loss
   Verdict located = Verdict::none;  // location of the fault that ended `located_epoch`
   Epoch located_epoch = 0;
   TimeNs tell_at = 0;    // the location is told then; 0: none is pending
@@ -147,8 +149,8 @@ class Peer final : public LinkObserver, public CarriedLink {
   void tell_never_up(TimeNs connect_timeout, TimeNs now);
   // Tells the locations of faults that have settled, once for each fault.
   void tell_located(TimeNs now);
-  // Returns true if the peer's kernel has closed all connections, and at least one of them in
-  // order: a living peer ends its connections by resets, as filters do.
+  // Returns true if all connections have ended, and at least one of them by an orderly close of the
+  // peer's kernel: a living peer ends its connections by resets, as filters do.
   [[nodiscard]] bool closed_by_peer() const;
   // The peer's process is gone: the location of its lost rails is the peer.
   void on_process_gone(TimeNs now);
@@ -199,7 +201,7 @@ class Peer final : public LinkObserver, public CarriedLink {
   void note_narrow(RailId rail, RailState from, RailState to, RailCause cause);
   [[nodiscard]] std::string describe_narrow(const RailEnd& end) const;
   [[nodiscard]] std::string shared_loss(RailId rail) const;
-  [[nodiscard]] std::string drill_words(RailId rail) const;
+  [[nodiscard]] static std::string drill_words(std::uint8_t kind);
 
   Journal& journal_;
   LogQueue& log_;

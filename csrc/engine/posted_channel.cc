@@ -84,6 +84,9 @@ Status PostedChannel::check(TimeNs now) {
     fail(ErrorCode::peer_lost,
          "a rail to " + peer_->label +
              " was lost and R2CCL_RESILIENCE is off: " + peer_->describe_rails());
+  else if (link.peer_gone())
+    fail(ErrorCode::peer_lost,
+         "the process has ended: " + peer_->label + ": " + peer_->describe_rails());
   else if (link.has_no_rail() && now - link.no_rail_since() >= timeout)
     fail(ErrorCode::peer_lost,
          "no rail within the link timeout to " + peer_->label + ": " + peer_->describe_rails());

@@ -133,6 +133,7 @@ bool Link::rail_established(RailId id, Epoch epoch, TimeNs now) {
     conclude(id);
   }
   rail.verdict = Verdict::none;
+  peer_gone_ = false;  // an authenticated connection disproves the death
   drop_notices(id);
   rail.epoch = epoch;
   // Lower epochs cannot open any more on either side, so all count as fenced.

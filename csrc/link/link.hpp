@@ -185,7 +185,7 @@ class Link {
   // Returns true if resilience is off and a data rail was lost: bytes may be missing.
   [[nodiscard]] bool lost_bytes() const { return lost_bytes_; }
   [[nodiscard]] bool peer_closed() const { return peer_closed_; }
-  // The peer's process is gone for good, as the owner has found out.
+  // The peer's process has ended, as the owner has found out.  A new epoch disproves the death.
   void set_peer_gone() { peer_gone_ = true; }
   [[nodiscard]] bool peer_gone() const { return peer_gone_; }
   [[nodiscard]] std::size_t rail_count() const { return rails_.size(); }
@@ -253,10 +253,6 @@ class Link {
   // Returns the kind of the drill by either end that explains events of the rail; no_drill: none.
   [[nodiscard]] std::uint8_t drill(RailId rail, TimeNs now) const;
   [[nodiscard]] bool in_drill(RailId rail, TimeNs now) const;
-  // Returns true once a drill by either end has begun; without one, drill() needs no clock.
-  [[nodiscard]] bool drill_seen(RailId rail) const {
-    return rails_[rail].drills.own.over_at != 0 || rails_[rail].drills.peers.over_at != 0;
-  }
 
  private:
   friend class Posted;

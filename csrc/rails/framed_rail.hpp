@@ -28,11 +28,17 @@ class FramedRail final : public Rail {
   bool detach(const DetachScope& scope, TimeNs now) override;  // copies unsent payloads
   bool fence(TimeNs now) override;                             // closing the pipe is enough
   [[nodiscard]] std::optional<pollfd> arm() override;
-  void sever() override { pipe_->sever(); }
+  void sever() override {
+    severed_ = true;
+    pipe_->sever();
+  }
   void mute() override { muted_ = true; }
   void heal() override;
   [[nodiscard]] bool muted() const override { return muted_; }
-  [[nodiscard]] bool closed_by_peer() const override { return pipe_ && pipe_->closed_by_peer(); }
+  // A pipe severed by this end reads the end of file, too.
+  [[nodiscard]] bool closed_by_peer() const override {
+    return pipe_ && !severed_ && pipe_->closed_by_peer();
+  }
 
  private:
   static constexpr std::size_t batch_frames = 8;
@@ -76,6 +82,7 @@ class FramedRail final : public Rail {
   std::size_t payload_left_ = 0;  // bytes of the current payload still to come
 
   bool muted_ = false;
+  bool severed_ = false;
   std::vector<std::byte> held_;  // output of a muted rail, not sent
 };
 

@@ -55,7 +55,8 @@ class Rail {
   // Returns the descriptor to poll before sleeping; empty if there is work already.
   [[nodiscard]] virtual std::optional<pollfd> arm() = 0;
 
-  // Returns true if the peer's end has closed the connection in order; a living peer resets.
+  // Returns true if the peer's end has closed the connection in order, as the kernel of a process
+  // that ends does.  A living peer and a packet filter reset.
   [[nodiscard]] virtual bool closed_by_peer() const { return false; }
 
   // Breaks the transport for a drill, like a real failure.

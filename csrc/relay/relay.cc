@@ -206,6 +206,7 @@ bool Relay::carry_links() {
     (void)peer.mux.pump(link, now);
     peer.closed = link.peer_closed();
     peer.railless = link.has_no_rail();
+    peer.gone = link.peer_gone();
     const std::string_view why = peer.mux.why_lost(link, now, options_.link_timeout_ns);
     if (!why.empty())
       peer.lost = std::string(why) + " within the link timeout of " +
@@ -268,7 +269,7 @@ Status Relay::check_peers(TimeNs now) {
     }
     if (!peer->lost.empty()) return {ErrorCode::peer_lost, name + ": " + peer->lost};
     if (peer->closed) return {ErrorCode::peer_closed, name + " has ended"};
-    if (peer->absence.certain(peer->railless, now))
+    if (peer->gone || peer->absence.certain(peer->railless, now))
       return {ErrorCode::peer_lost,
               name + ": its process is gone (no rail, and its host refuses connections)"};
   }

@@ -94,6 +94,7 @@ class Relay {
     bool ended = false;       // its connections have ended, and the others go on
     bool awaits_ack = false;  // the link expects acknowledgements soon
     bool railless = false;
+    bool gone = false;            // the engine has proof that the process has ended
     std::uint64_t delivered = 0;  // messages that the peer has acknowledged
     std::string lost;
   };

@@ -102,6 +102,38 @@ TEST(LinkDrills, ALostAnnouncementIsRepeatedUntilConfirmed) {
   EXPECT_EQ(frames, 0U);
 }
 
+TEST(LinkDrills, ALostConfirmationIsRepeated) {
+  LinkPair pair(1);
+  Losses there(pair, pair.b);
+  pair.a.begin_drill(0, kind, 10 * second, pair.now);
+  pair.deliver(pair.b, 0, pair.pull(pair.a, 0));
+  EXPECT_EQ(pair.pull(pair.b, 0, FrameType::drill_ack).size(), 1U);  // lost
+  for (Link* end : {&pair.a, &pair.b}) pair.acknowledge(*end, 0);
+  EXPECT_FALSE(pair.a.drill_known(0));
+  pair.pass(50 * ns_per_ms, [&] { pair.exchange(0); });
+  EXPECT_TRUE(pair.a.drill_known(0));
+  EXPECT_EQ(there.told, (std::vector<std::pair<RailId, bool>>{{0, false}})) << "told once";
+}
+
+// The rails carry the announcements at different speeds.
+TEST(LinkDrills, AnOldAnnouncementAfterTheEndChangesNothing) {
+  LinkPair pair(2);
+  Losses there(pair, pair.b);
+  pair.a.begin_drill(1, kind, 10 * second, pair.now);
+  const auto late = pair.pull(pair.a, 0, FrameType::drill);
+  ASSERT_EQ(late.size(), 1U);
+  pair.a.end_drill(1, pair.now);
+  pair.exchange(1);
+  pair.now += 2 * silence_grace_ns;
+  for (int copy = 0; copy < 2; ++copy) pair.deliver(pair.b, 0, late);
+  EXPECT_FALSE(pair.b.in_drill(1, pair.now));
+  EXPECT_EQ(there.told, (std::vector<std::pair<RailId, bool>>{{1, true}}));
+  // An old number is confirmed by the newest.
+  const auto answers = pair.pull(pair.b, 0, FrameType::drill_ack);
+  ASSERT_EQ(answers.size(), 1U);
+  EXPECT_EQ(answers[0].header.epoch, 2U);
+}
+
 TEST(LinkDrills, ADrillIsOverWhenItsRailIsBack) {
   LinkPair pair(2);
   Losses here(pair, pair.a);

@@ -1,4 +1,5 @@
-// A peer's rails that have never been up, that wait for better rails, or that share a port.
+// A peer's rails that have never been up, that wait for better rails, or that share a port; the
+// location of faults, and the evidence against a process.
 #include "engine/peer.hpp"
 
 #include <gtest/gtest.h>
@@ -439,6 +440,53 @@ TEST(Located, RailsOfADeadProcessBlameThePeer) {
   EXPECT_EQ(warnings(alone.log, "the fault is").size(), 1U);
   EXPECT_EQ(alone.peer.verdict(0), Verdict::peer);
   EXPECT_EQ(alone.peer.link.overall_verdict(), Verdict::peer);
+}
+
+// A drill may begin between a loss and the verdict about the loss, or end there.
+TEST(Located, ADrillExplainsTheVerdictIfItExplainedTheLoss) {
+  for (const bool drilled : {false, true}) {
+    Alone alone({rail_of(0), rail_of(1)});
+    for (const RailId rail : {RailId{0}, RailId{1}}) alone.bring_up(rail);
+    Link& link = alone.peer.link;
+    constexpr auto kind = static_cast<std::uint8_t>(Fault::carrier_loss);
+    if (drilled) link.begin_drill(0, kind, longest_drill_ns, now_ns());
+    link.rail_failed(0, 1, RailCause::carrier_loss, now_ns());
+    if (drilled)
+      link.end_drill(0, now_ns() - rejoin_grace_ns);
+    else
+      link.begin_drill(0, kind, longest_drill_ns, now_ns());
+    EXPECT_EQ(link.in_drill(0, now_ns()), !drilled);
+    EXPECT_EQ(warnings(alone.log, "-> DOWN").size(), drilled ? 0U : 1U);
+    alone.peer.tell_located(now_ns() + 1000 * ns_per_ms);
+    EXPECT_EQ(warnings(alone.log, "the fault is").size(), drilled ? 0U : 1U);
+    EXPECT_EQ(alone.peer.verdict(0), Verdict::local_nic);
+  }
+}
+
+// The loss of rail 1 is a reset.  The end of rail 0 decides whether the process may be dead.
+TEST(ClosedByPeer, AnOrderlyCloseOfARailInUseIsEvidenceOnceAllRailsAreLost) {
+  struct Case {
+    bool in_order;
+    bool was_up;
+    bool in_drill;
+  };
+  for (const Case& of : {Case{true, true, false}, Case{false, true, false},
+                         Case{true, false, false}, Case{true, true, true}}) {
+    Alone alone({rail_of(0), rail_of(1)});
+    alone.bring_up(1);
+    if (of.was_up) alone.bring_up(0);
+    Link& link = alone.peer.link;
+    if (of.in_drill)
+      link.begin_drill(0, static_cast<std::uint8_t>(Fault::reset), longest_drill_ns, now_ns());
+    if (!of.was_up) {
+      ASSERT_TRUE(link.rail_established(0, 1, now_ns()));
+    }
+    link.rail_failed(0, 1, RailCause::socket_error, now_ns());
+    alone.peer.ends[0].closed_by_peer = of.in_order;
+    EXPECT_FALSE(alone.peer.closed_by_peer()) << "rail 1 is left";
+    link.rail_failed(1, 1, RailCause::socket_error, now_ns());
+    EXPECT_EQ(alone.peer.closed_by_peer(), of.in_order && of.was_up && !of.in_drill);
+  }
 }
 
 TEST(SharedPort, UnitsAreNumberedPerProcess) {

@@ -79,6 +79,25 @@ TEST(TcpPipe, AnOrderlyCloseIsToldFromAReset) {
   }
 }
 
+// Linux tells a reset once: to the write here, and the read then finds the end of file.
+TEST(TcpPipe, AResetThatAWriteHasFoundIsNoOrderlyClose) {
+  for (const bool in_order : {true, false}) {
+    Connection connection;
+    if (!in_order) {
+      const linger at_once{.l_onoff = 1, .l_linger = 0};
+      ::setsockopt(connection.peer.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+    }
+    connection.peer.reset();
+    std::array<std::byte, 8> room{};
+    const iovec part{room.data(), room.size()};
+    std::size_t bytes = 0;
+    const auto ended = [&] { return connection.pipe->write({&part, 1}, bytes) == Io::broken; };
+    ASSERT_TRUE(testing::eventually(ended, "a write finds the end of the connection"));
+    EXPECT_EQ(connection.pipe->read({&part, 1}, bytes), Io::broken);
+    EXPECT_EQ(connection.pipe->closed_by_peer(), in_order);
+  }
+}
+
 // A forked process may hold a copy of the descriptor, as a duplicate does here.
 TEST(TcpPipe, AbandonedConnectionsEndDespiteACopyOfTheDescriptor) {
   Connection connection;

@@ -156,7 +156,10 @@ bool ShmPipe::peer_gone() {
   std::array<char, 64> bells;
   for (;;) {
     const ssize_t got = ::recv(socket_.get(), bells.data(), bells.size(), MSG_DONTWAIT);
-    if (got == 0) return closed_by_peer_ = true;
+    if (got == 0) {
+      closed_by_peer_ = true;
+      return true;
+    }
     if (got < 0) return errno != EAGAIN && errno != EINTR;
   }
 }

@@ -34,10 +34,6 @@ tcp_info info_of(std::span<const std::byte> bytes) {
   return info;
 }
 
-Io io_error() {
-  return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? Io::again : Io::broken;
-}
-
 }  // namespace
 
 void prepare_rail_socket(int fd, std::int64_t socket_buffer_bytes) {
@@ -60,7 +56,7 @@ Io TcpPipe::write(std::span<const iovec> parts, std::size_t& bytes) {
   const ssize_t sent = parts.size() == 1
                            ? ::send(socket_.get(), parts[0].iov_base, parts[0].iov_len, flags)
                            : ::sendmsg(socket_.get(), &message, flags);
-  if (sent < 0) return io_error();
+  if (sent < 0) return on_error();
   bytes = static_cast<std::size_t>(sent);
   return Io::ok;
 }
@@ -72,13 +68,22 @@ Io TcpPipe::read(std::span<const iovec> parts, std::size_t& bytes) {
   } else {
     got = ::readv(socket_.get(), parts.data(), static_cast<int>(parts.size()));
   }
-  if (got < 0) return io_error();
-  if (got == 0) {  // FIN
-    closed_by_peer_ = true;
+  if (got < 0) return on_error();
+  if (got == 0) {
+    closed_by_peer_ = !reset_;  // a FIN
     return Io::broken;
   }
   bytes = static_cast<std::size_t>(got);
   return Io::ok;
+}
+
+// Linux tells an error of a connection once, to the first call, and reads of the dead connection
+// return the end of file afterwards, as after a FIN.  EPIPE of a first call means that a FIN came
+// before the reset.
+Io TcpPipe::on_error() {
+  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return Io::again;
+  if (errno != EPIPE) reset_ = true;
+  return Io::broken;
 }
 
 // Sends a pending acknowledgement now; Linux delays it by up to 40 ms to piggyback it on data.

@@ -29,8 +29,11 @@ class TcpPipe final : public BytePipe {
   }
 
  private:
+  Io on_error();
+
   FileDescriptor socket_;
   bool closed_by_peer_ = false;
+  bool reset_ = false;           // the connection ended by an error, perhaps a reset
   std::uint32_t delivered_ = 0;  // segments delivered at the last report
 };
 

@@ -8,17 +8,12 @@ table. ``csrc/base/config.hpp`` repeats the fields of the core; a test compares 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from r2serve.config_checks import MAX_CHUNKS_PER_SLOT, check_across_fields
-from r2serve.option import PREFIX, Option, Value, checked, core, option, parsed
-
-_LOG = logging.getLogger(__name__)
+from r2serve.option import Option, Value, checked, core, option, read_variables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -455,18 +450,7 @@ class Config:
         would break jobs whose processes run different versions.
         """
         environ = os.environ if environ is None else environ
-        known = {each.variable: each for each in options()}
-        values: dict[str, Any] = dict(overrides)
-        for variable in sorted(v for v in environ if v.startswith(PREFIX)):
-            if variable in known:
-                meant = known[variable]
-                if meant.name not in values:
-                    values[meant.name] = parsed(meant, environ[variable])
-            else:
-                close = difflib.get_close_matches(variable, known, n=1)
-                hint = f"; did you mean {close[0]}?" if close else ""
-                _LOG.warning("%s is not an option of r2serve and is ignored%s", variable, hint)
-        return cls(**values)
+        return cls(**read_variables(options(), environ, overrides))
 
     def describe(self) -> list[tuple[Option, Value]]:
         """Returns every option with its value in this config, in table order."""

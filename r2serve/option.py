@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from r2serve import cpus
 from r2serve.errors import ConfigError
+
+_LOG = logging.getLogger(__name__)
 
 PREFIX = "R2CCL_"
 
@@ -107,6 +112,27 @@ def parsed(option: Option, text: str) -> Value:
         return option.kind(text)
     except ValueError:
         raise ConfigError(complaint(option.name, text, option.allowed)) from None
+
+
+def read_variables(
+    table: Iterable[Option], environ: Mapping[str, str], overrides: Mapping[str, Value]
+) -> dict[str, Any]:
+    """Returns the values of the variables by option; ``overrides`` take precedence.
+
+    An unknown variable with the prefix causes a warning with the closest known name.
+    """
+    known = {each.variable: each for each in table}
+    values: dict[str, Any] = dict(overrides)
+    for variable in sorted(v for v in environ if v.startswith(PREFIX)):
+        if variable in known:
+            meant = known[variable]
+            if meant.name not in values:
+                values[meant.name] = parsed(meant, environ[variable])
+        else:
+            close = difflib.get_close_matches(variable, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            _LOG.warning("%s is not an option of r2serve and is ignored%s", variable, hint)
+    return values
 
 
 def checked(option: Option, value: object) -> Value:

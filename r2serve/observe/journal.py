@@ -278,11 +278,7 @@ class _Header:
 
 
 def read(
-    path: str | Path,
-    *,
-    events: bool = True,
-    after: int = 0,
-    owners: Collection[int] | None = None,
+    path: str | Path, *, events: bool = True, after: int = 0, owners: Collection[int] | None = None
 ) -> Journal:
     """Reads a journal file.
 
@@ -393,16 +389,13 @@ def _name(names: tuple[str, ...], index: int) -> str:
 def _rail(values: tuple[bytes | int, ...]) -> RailCounters:
     *texts, kind, state, cause, verdict, epoch, slow, carry, farewell, been_up = values[:12]
     *numbers, never_up, reserve, unit, drill = values[12:]
-    name, peer, device = texts
-    assert isinstance(name, bytes)
-    assert isinstance(peer, bytes)
-    assert isinstance(device, bytes)
+    name, peer, device = (_text(text) for text in texts if isinstance(text, bytes))
     integers: list[Any] = [int(number) for number in numbers]
     counters = RailCounters(
-        _text(name),
+        name,
         _name(RAIL_KINDS, int(kind)),
-        _text(peer),
-        _text(device),
+        peer,
+        device,
         _name(RAIL_STATES, int(state)),
         _name(RAIL_CAUSES, int(cause)),
         _name(RAIL_VERDICTS, int(verdict)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import stat
@@ -93,9 +94,8 @@ def _check_fault_file(config: Any) -> None:
         raise _wrong("fault_file", config, "empty, or a file in an existing folder")
     file: os.stat_result | None = None
     try:
-        file = os.stat(path)
-    except FileNotFoundError:
-        pass  # made later
+        with contextlib.suppress(FileNotFoundError):  # the file is made later
+            file = os.stat(path)
     except OSError as error:
         raise _wrong("fault_file", config, f"a usable path: {error.strerror}") from error
     if file is not None and (why := why_not_private(file, stat.S_IWOTH)):

@@ -18,6 +18,7 @@ from r2serve.drills.order import ENGINE, LONGEST_S, SYSTEM, SYSTEM_KINDS, DrillE
 from r2serve.drills.system import Guardian, SystemFault, plan
 from r2serve.faults import canonical, note_on
 from r2serve.journal_folder import folder_option, journal_folder
+from r2serve.terminal import FiniteRange
 
 _UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0}
 
@@ -116,7 +117,13 @@ def egress_refused(**given: Any) -> None:
 
 
 @command.command()
-@click.option("--mbit", default=10.0, show_default=True, help="Remaining send rate in Mbit/s.")
+@click.option(
+    "--mbit",
+    type=FiniteRange(0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="Remaining send rate in Mbit/s.",
+)
 @_options
 def slow(**given: Any) -> None:
     """Limit the port's send rate."""
@@ -242,10 +249,14 @@ def _wait(fault: SystemFault | None, seconds: float) -> bool:
 
 
 def _end(folder: Path, identity: str) -> None:
+    """Ends the drill at the workers. A second Ctrl-C counts afterwards, or the fault would last."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         client.end(folder, identity)
     except DrillError:
         return  # the drill has ended already
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _tell(views: list[dict[str, Any]], workers: int, why: str, as_json: bool) -> None:

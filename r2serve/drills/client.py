@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import socket
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import Any
 from r2serve.drills.order import ENGINE, DrillError, Order
 from r2serve.drills.service import PATTERN, PEER_CREDENTIALS
 from r2serve.faults import DATA_RAILS, canonical
+from r2serve.journal_folder import believed_users
 
 _TALK_S = 10.0
 _LIST_S = 1.0
@@ -153,12 +153,17 @@ def listed(folder: Path) -> tuple[int, list[dict[str, Any]]]:
 
 
 def _check_owner(talk: socket.socket, path: Path) -> None:
-    """Checks that the server runs as the folder's owner, root or this user."""
+    """Checks that the server runs as a user whose files in the folder are believed.
+
+    Raises:
+        DrillError: another user runs the server.
+        PermissionError: the folder belongs to a stranger.
+    """
     _, user, _ = PEER_CREDENTIALS.unpack(
         talk.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
     )
-    if user not in (0, os.geteuid(), path.parent.stat().st_uid):
+    if user not in believed_users(path.parent):
         raise DrillError(
             f"refusing to use {path}: the server runs as uid {user}, not as this user, root or "
-            "the folder's owner"
+            "a believed owner of the folder"
         )

@@ -52,7 +52,7 @@ def _process_on(port: int) -> str:
         ]
         found = next((one.pid for one in listening if one.pid), None)
         if found is not None:
-            return f"process {found} ({psutil.Process(found).name()})"
+            return f"process {found} ({printable(psutil.Process(found).name())})"
     except (psutil.Error, OSError):
         return "another process"  # of another user, or just ended
     return "another process"

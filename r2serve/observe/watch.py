@@ -17,6 +17,7 @@ from pathlib import Path
 from r2serve.journal_folder import believed_users
 from r2serve.observe import files, journal
 from r2serve.observe.journal import Event, Journal, RailCounters
+from r2serve.observe.names import printable
 from r2serve.observe.unobserved import Note, Notes
 
 _LOG = logging.getLogger("r2serve.observe")
@@ -230,7 +231,8 @@ class Watch:
                 continue  # deleted since the listing
             if status.st_uid not in self._believed:  # else strangers' files could crowd out ours
                 if len(self.unreadable) < MAX_STRANGERS:
-                    self.unreadable[path.name] = f"belongs to user {status.st_uid}: not believed"
+                    why = f"belongs to user {status.st_uid}: not believed"
+                    self.unreadable[printable(path.name)] = why
                 continue
             key = path.name.removeprefix("r2ccl-").removesuffix(".journal")
             found[key] = (status.st_mtime, status.st_ino, path)

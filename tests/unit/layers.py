@@ -61,7 +61,7 @@ R2SERVE: dict[str, tuple[str, ...]] = {
     "seams": (),
     "terminal": (),
     "variables": (),
-    "drills": ("errors", "faults", "forks", "journal_folder"),
+    "drills": ("errors", "faults", "forks", "journal_folder", "terminal"),
     "kernels": ("errors", "seams"),
     "option": ("cpus", "errors"),
     "rendezvous": ("_core", "errors"),

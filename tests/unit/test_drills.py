@@ -20,6 +20,7 @@ from timely import ended, timely
 
 from r2serve.cli import main
 from r2serve.config import Config
+from r2serve.drills import cli as drills_cli
 from r2serve.drills import client, service, system
 from r2serve.drills.order import DrillError, Order
 from r2serve.drills.service import DrillService
@@ -138,6 +139,23 @@ def test_a_fault_waits_for_the_confirmation_of_the_peer(
             assert client.ask(path, {"do": "list"})["drills"] == []
     finally:
         serving.close()
+
+
+def test_a_second_interrupt_does_not_keep_a_drill_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 10694b5, Ctrl-C twice left an engine's drill running to its end."""
+    ended_drills: list[str] = []
+
+    def end(folder: Path, identity: str) -> int:
+        signal.raise_signal(signal.SIGINT)
+        ended_drills.append(identity)
+        return 1
+
+    monkeypatch.setattr(client, "end", end)
+    with pytest.raises(KeyboardInterrupt):
+        drills_cli._end(tmp_path, "1")
+    assert ended_drills == ["1"]
 
 
 def test_a_drill_can_be_ended_before_its_time(drilled: Pair) -> None:

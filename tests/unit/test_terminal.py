@@ -252,6 +252,8 @@ def test_events_of_a_folder_without_journals_are_an_error(tmp_path: Path) -> Non
         (["sim", "--seed", "99999999999999999999999"], "is not in the range"),
         (["sidecar", "--stuck-after", "nan"], "nan is not a finite number"),
         (["sidecar", "--stuck-after", "inf"], "inf is not a finite number"),
+        (["drill", "slow", "--rail", "rail0", "--mbit", "nan"], "nan is not a finite number"),
+        (["drill", "slow", "--rail", "rail0", "--mbit", "-3"], "-3.0 is not in the range"),
         (["sidecar", "--tls-cert", "x"], "--tls-cert and --tls-key belong together"),
         (["sidecar", "--allowed-host", "a.*"], "a wildcard must be the whole first label"),
     ],

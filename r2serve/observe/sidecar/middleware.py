@@ -114,7 +114,7 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         length = Headers(scope=scope).get("content-length", "0")
-        if not length.isdigit() or int(length[:20]) > MAX_BODY_BYTES:
+        if not length.isdecimal() or int(length[:20]) > MAX_BODY_BYTES:
             detail = f"the body is longer than {MAX_BODY_BYTES} bytes"
             await JSONResponse({"detail": detail}, 413, {"Connection": "close"})(
                 scope, receive, send

@@ -142,8 +142,9 @@ class RailView(BaseModel):
     )
     reserve: bool = Field(description="The rail carries data only while no other rail is up.")
     drill: str = Field(
+        default="",
         description="Fault kind of a drill by either end that explains the rail's state; unknown; "
-        "empty = no drill."
+        "empty = no drill.",
     )
     epoch: int
     tx_bytes: int

@@ -324,13 +324,14 @@ bool Link::names_an_epoch(const FrameHeader& header) const {
 void Link::on_rail_down(const FrameHeader& header, TimeNs now) {
   const auto about = static_cast<RailId>(header.number);
   Rail& rail = rails_[about];
-  // The news of a drill may come after the start of the next epoch.  Announced drills are no news.
+  // The news of a drill may come after the start of the next epoch, whose losses are no drill's.
+  // Announced drills are no news.
   const bool by_drill = (header.flags & frame_flag::injected) != 0 &&
                         header.epoch > rail.notices.injected && header.epoch <= rail.epoch;
   const bool announced = rail.drills.peers.active(now);
-  if (by_drill && !announced) {
+  if (by_drill && !announced && header.epoch == rail.epoch) {
     rail.drills.peers.begin(unknown_drill, 0, now);
-    rail.drills.peers.end(/*rail_is_up=*/header.epoch < rail.epoch && usable(rail), now);
+    rail.drills.peers.end(/*rail_is_up=*/false, now);
   }
   if (header.epoch == rail.epoch) rail_failed(about, header.epoch, RailCause::peer_notice, now);
   if (by_drill) {

@@ -194,6 +194,23 @@ TEST(LinkDrills, ALossByATestIsMarkedAtThePeerWithoutAnAnnouncement) {
   EXPECT_EQ(pair.b.drill(1, pair.now), unknown_drill);
 }
 
+// The rail is open again before the notice leaves.
+TEST(LinkDrills, LateNewsOfADrillMarksNoLossOfTheNextEpoch) {
+  LinkPair pair(2);
+  Losses there(pair, pair.b);
+  pair.a.set_injected(1, true);
+  for (Link* end : {&pair.a, &pair.b}) {
+    end->rail_failed(1, 1, RailCause::socket_error, pair.now);
+    pair.close_rails(*end);
+  }
+  rejoin(pair);
+  pair.a.set_injected(1, false);
+  pair.exchange(0);
+  EXPECT_FALSE(pair.b.in_drill(1, pair.now));
+  lose(pair);
+  EXPECT_EQ(there.drilled, (std::vector<std::pair<RailId, bool>>{{1, false}, {1, false}}));
+}
+
 TEST(LinkDrills, ImpossibleAnnouncementsAreRejected) {
   Frame good{};
   good.header.type = FrameType::drill;

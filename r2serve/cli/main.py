@@ -133,9 +133,10 @@ class LazyGroup(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             near = get_close_matches(args[0], self.list_commands(ctx), n=1)
-            if near and "Did you mean" not in error.message:
-                error.message += f" Did you mean {near[0]!r}?"
-            raise
+            if not near or "Did you mean" in error.format_message():
+                raise
+            text = f"{error.message} Did you mean {near[0]!r}?"
+            raise click.UsageError(text, ctx) from None
 
     def _summary(self, ctx: click.Context, name: str, room: int) -> str:
         if name in self.lazy:

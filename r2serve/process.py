@@ -66,6 +66,9 @@ class RailInfo:
     """The rail carries data only while no other rail is up."""
     unit: str
     """Name of the port or cable that the rail shares with other rails; empty: independent."""
+    drill: str
+    """Fault kind of a drill by either end that explains the rail's state; ``unknown``: the peer
+    named none; empty: no drill."""
     epoch: int
     device: str
     """Network interface, or RDMA device and port; empty: unknown."""

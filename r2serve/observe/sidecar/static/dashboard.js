@@ -215,7 +215,10 @@ function describe(event) {
   const what = {
     stall: () => `${event.text} call ${event.call} stalled for ${duration(event.value / 1e9)}`,
     verdict: () => `the fault is ${event.text === "transient" ? "transient" : `at the ${event.text}`}`,
-    injected: () => event.text.startsWith("heal") ? event.text.replace("heal", "injected fault ended") : `fault injected: ${event.text}`,
+    injected: () =>
+      event.text.startsWith("heal")
+        ? event.text.replace("heal", "injected fault ended")
+        : `fault injected: ${event.text}`,
     speed: () => `${event.text}, ${bytes(event.value)}/s`,
     abort: () => "a collective ended with an error",
   }[event.kind]?.() ?? event.text;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import socket
@@ -15,7 +16,7 @@ from typing import Any
 import click
 import pytest
 from fastapi.testclient import TestClient
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from test_sidecar import GETS
 from test_sidecar_streams import Server
 from timely import timely
@@ -155,6 +156,25 @@ def test_long_answers_are_compressed_on_request(tmp_path: Path) -> None:
     assert packed.headers["content-encoding"] == "gzip"
     assert int(packed.headers["content-length"]) < len(plain.content) / 2
     assert packed.json() == plain.json()
+
+
+@pytest.mark.parametrize("path", [middleware.STREAM, "/v1/events"])
+def test_a_stream_is_never_compressed(path: str) -> None:
+    """Older releases of starlette keep events until a buffer is full."""
+    senders: list[Send] = []
+
+    async def answering(scope: Scope, receive: Receive, send: Send) -> None:
+        senders.append(send)
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        """Sends nowhere."""
+
+    scope = {"type": "http", "path": path, "headers": [(b"accept-encoding", b"gzip")]}
+    asyncio.run(middleware.Compression(answering)(scope, receive, send))
+    assert (senders == [send]) == (path == middleware.STREAM)
 
 
 def test_head_is_answered_like_get_without_a_body(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fastapi import FastAPI
-from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 
@@ -20,6 +19,7 @@ from r2serve.observe.sidecar.events import add_events
 from r2serve.observe.sidecar.identity import add_identity
 from r2serve.observe.sidecar.middleware import (
     BodyLimit,
+    Compression,
     Heads,
     OwnHosts,
     SecurityHeaders,
@@ -93,7 +93,7 @@ def make_app(
     )
     app.state.sidecar = state
     # The last one added is the first one asked.
-    app.add_middleware(GZipMiddleware, minimum_size=_GZIP_FROM_BYTES, compresslevel=_GZIP_LEVEL)
+    app.add_middleware(Compression, minimum_size=_GZIP_FROM_BYTES, compresslevel=_GZIP_LEVEL)
     app.add_middleware(BodyLimit)
     app.add_middleware(Guard, token=token, read_token=read_token)
     app.add_middleware(Heads)

@@ -1,4 +1,4 @@
-"""ASGI middleware of the sidecar: names of the host, HEAD, limits of bodies, security headers."""
+"""ASGI middleware of the sidecar: names of the host, HEAD, limits, compression and headers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -101,6 +102,14 @@ class Heads:
             await send(message)
 
         await self._app({**scope, "method": "GET"}, receive, without_body)
+
+
+class Compression(GZipMiddleware):
+    """Compresses long answers, but no stream: older releases of starlette keep events back."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        inner: ASGIApp = self.app if scope.get("path") == STREAM else super().__call__
+        await inner(scope, receive, send)
 
 
 class BodyLimit:

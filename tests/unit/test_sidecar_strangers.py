@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import socket
+import ssl
 import stat
 import threading
 from collections.abc import Iterator
@@ -257,6 +258,40 @@ def test_idle_connections_make_room_for_a_new_one(
         assert rest_of(idle[0]) == b""
 
 
+class Pipe:
+    """A transport whose end takes effect in the loop's next turn."""
+
+    def __init__(self) -> None:
+        self.aborted = False
+
+    def get_extra_info(self, _name: str) -> None:
+        return None
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+
+def test_connections_of_one_turn_of_the_loop_are_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    serving = server.server_of(sidecar.make_app(Watch(tmp_path)))
+    pipes = [Pipe() for _ in range(10)]
+
+    async def flood() -> None:
+        for pipe in pipes:
+            made = server.Connection(
+                serving.config, serving.server_state, {}, asyncio.get_running_loop()
+            )
+            made.connection_made(pipe)
+
+    asyncio.run(flood())
+    assert [pipe.aborted for pipe in pipes] == [True] * 7 + [False] * 3
+
+
 def test_an_answer_without_an_end_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "ANSWER_S", 0.1)
 
@@ -313,20 +348,49 @@ def test_an_unusable_certificate_is_named(tmp_path: Path) -> None:
         )
 
 
-def test_the_sidecar_serves_over_tls(tmp_path: Path, tls_files: tuple[Path, Path]) -> None:
-    import ssl
-
+@pytest.fixture
+def secured(tmp_path: Path, tls_files: tuple[Path, Path]) -> Iterator[Server]:
     certificate, key = tls_files
     made = Server(Watch(tmp_path), certificate=certificate, key=key)
-    try:
-        context = ssl.create_default_context(cafile=certificate)
-        plain = socket.create_connection(("127.0.0.1", made.port), timeout=120)
-        with context.wrap_socket(plain, server_hostname="127.0.0.1") as talk:
-            talk.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
-            assert talk.recv(65536).startswith(b"HTTP/1.1 200")
-        assert server.place_of(made.socket, tls=True) == f"https://127.0.0.1:{made.port}"
-    finally:
-        made.close()
+    yield made
+    made.close()
+
+
+def asked_over_tls(port: int, certificate: Path) -> bytes:
+    context = ssl.create_default_context(cafile=certificate)
+    plain = socket.create_connection(("127.0.0.1", port), timeout=120)
+    with context.wrap_socket(plain, server_hostname="127.0.0.1") as talk:
+        talk.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
+        return talk.recv(65536)
+
+
+def test_the_sidecar_serves_over_tls(secured: Server, tls_files: tuple[Path, Path]) -> None:
+    assert asked_over_tls(secured.port, tls_files[0]).startswith(b"HTTP/1.1 200")
+    assert server.place_of(secured.socket, tls=True) == f"https://127.0.0.1:{secured.port}"
+
+
+def test_handshakes_make_room_for_a_new_connection(
+    secured: Server, tls_files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uvicorn's own handshakes may take 60 s, and no limit counts them."""
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(server, "REQUEST_S", 600.0)
+    with contextlib.ExitStack() as held:
+        silent = [held.enter_context(raw(secured.port, b"\x16")) for _ in range(6)]
+        assert asked_over_tls(secured.port, tls_files[0]).startswith(b"HTTP/1.1 200")
+        silent[0].settimeout(30)
+        assert rest_of(silent[0]) == b""
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /livez HTTP/1.0\r\n\r\n"])
+def test_a_handshake_without_an_end_and_a_failed_one_leave_nothing(
+    sent: bytes, secured: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_S", 0.1)
+    silent = raw(secured.port, sent)
+    silent.settimeout(30)
+    assert not rest_of(silent).startswith(b"HTTP")
+    timely(lambda: not secured.connections, "the end of the connection in the server")
 
 
 @pytest.fixture

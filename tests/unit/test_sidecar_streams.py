@@ -50,6 +50,10 @@ class Server:
         )
         self._thread.start()
 
+    @property
+    def connections(self) -> int:
+        return len(self._server.server_state.connections)
+
     def close(self) -> None:
         self._server.should_exit = True
         self._thread.join()

@@ -1,14 +1,17 @@
 """The sidecar's listening socket, and the server's limits of connections in time and number.
 
 uvicorn sets no limit to the wait for the rest of a request, nor to the wait for a client without
-reads. A client without a token could so keep every connection that the process may have.
+reads. Its TLS handshakes may take 60 s, and no limit counts them. A client without a token could
+so keep every connection that the process may have.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import socket
+import ssl
 import stat
 import time
 from pathlib import Path
@@ -24,7 +27,7 @@ from r2serve.observe.sidecar.middleware import STREAM
 
 MAX_CONNECTIONS = 256
 REQUEST_S = 10.0
-"""Longest wait for a whole head of a request, s."""
+"""Longest wait for a whole head of a request, s; over TLS, for the handshake and a whole head."""
 ANSWER_S = 60.0
 """Longest time of an answer, s; streams have a limit of their own for each part."""
 MAX_HEAD_BYTES = 16 << 10
@@ -44,10 +47,14 @@ class Connection(H11Protocol):
         self._since_s = self.loop.time()
         self._timer = self.loop.call_later(_CHECK_S, self._check)
         super().connection_made(transport)
-        others = [each for each in self.connections if each is not self]
+        # A loop makes many connections in a turn, and ends none before the next turn.
+        others = [
+            each
+            for each in self.connections
+            if isinstance(each, Connection) and each is not self and not each.transport.is_closing()
+        ]
         if len(others) >= MAX_CONNECTIONS:
-            known = [each for each in others if isinstance(each, Connection)]
-            min(known, key=lambda each: (each.doing, each._since_s)).transport.abort()
+            min(others, key=lambda each: (each.doing, each._since_s)).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
@@ -72,6 +79,43 @@ class Connection(H11Protocol):
         self._timer = self.loop.call_later(_CHECK_S, self._check)
 
 
+class TlsConnection(Connection):
+    """A connection over TLS. During the handshake, the limits count it as an idle connection."""
+
+    def __init__(self, context: ssl.SSLContext, **options: Any) -> None:
+        super().__init__(**options)
+        self._context = context
+        self._early: bytes | None = b""
+        """Bytes that came with the end of the handshake; None: the handshake is over."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._handshake = self.loop.create_task(self._shake_hands(transport))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._handshake.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._early is None:
+            super().data_received(data)
+        else:
+            self._early += data
+
+    async def _shake_hands(self, plain: Any) -> None:
+        try:
+            over_tls = await self.loop.start_tls(plain, self, self._context, server_side=True)
+        except OSError:  # a failed handshake, too
+            over_tls = None
+        if over_tls is None:
+            self.connection_lost(None)
+            return
+        H11Protocol.connection_made(self, over_tls)
+        early, self._early = self._early, None
+        if early:
+            self.data_received(early)
+
+
 def server_of(
     app: FastAPI, *, certificate: Path | None = None, key: Path | None = None
 ) -> uvicorn.Server:
@@ -80,9 +124,15 @@ def server_of(
     Raises:
         OSError: the certificate or the key is unusable; an SSLError is one.
     """
+    protocol: Any = Connection
+    if certificate is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(certificate, key)
+        protocol = functools.partial(TlsConnection, context)
     config = uvicorn.Config(
         app,
-        http=Connection,
+        http=protocol,
+        loop="asyncio",  # uvloop, if there, may read before a handshake has begun
         ws="none",
         log_level="error",  # at "warning", any stranger's bytes would make a line
         access_log=False,
@@ -90,8 +140,6 @@ def server_of(
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         backlog=_BACKLOG,
         timeout_graceful_shutdown=2,
-        ssl_certfile=certificate,
-        ssl_keyfile=key,
     )
     config.load()
     return uvicorn.Server(config)

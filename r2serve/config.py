@@ -422,8 +422,9 @@ class Config:
         "",
         "File for drills without root. Each appended line injects a fault into rails of this "
         "process: `<rail> carrier_loss`, `<rail> black_hole`, `<rail> reset` or `<rail> heal`, "
-        "with the number of the rail. No other user may be able to write the file. The words "
-        "`cut`, `drop` and `error` are accepted for one release. Empty: no file",
+        "with the number of the rail. Neither the group of the file and of its folder nor other "
+        "users may have the right to write. The words `cut`, `drop` and `error` are accepted for "
+        "one release. Empty: no file",
     )
     drills: bool = option(
         False,

@@ -17,6 +17,7 @@ MAX_CHUNKS_PER_SLOT = 64  # the receiver marks a slot's chunks in one 64-bit wor
 # A unix socket path has at most 107 bytes; "/r2ccl-4194304-ffffffff.drills" takes 30 bytes.
 LONGEST_DRILL_FOLDER = 77
 LONGEST_ENGINE_NAME = 15  # bytes of the journal's header
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def check_across_fields(config: Any) -> None:
@@ -87,7 +88,7 @@ def _check_texts(config: Any) -> None:
 
 
 def _check_fault_file(config: Any) -> None:
-    """Refuses a file that another user can write: each line in it takes a rail down."""
+    """Refuses a file that others can write, its group included: each line takes a rail down."""
     path = config.fault_file
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
@@ -98,11 +99,11 @@ def _check_fault_file(config: Any) -> None:
             file = os.stat(path)
     except OSError as error:
         raise _wrong("fault_file", config, f"a usable path: {error.strerror}") from error
-    if file is not None and (why := why_not_private(file, stat.S_IWOTH)):
+    if file is not None and (why := why_not_private(file, _OTHERS_WRITE)):
         raise _wrong("fault_file", config, f"closed to other users, but the file {why}")
     around = os.stat(folder)
     protects = file is not None and around.st_mode & stat.S_ISVTX  # as /tmp does
-    if not protects and (why := why_not_private(around, stat.S_IWOTH)):
+    if not protects and (why := why_not_private(around, _OTHERS_WRITE)):
         raise _wrong("fault_file", config, f"closed to other users, but its folder {why}")
 
 

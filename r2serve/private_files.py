@@ -39,6 +39,6 @@ def why_not_private(status: os.stat_result, closed_to: int) -> str:
         return f"belongs to user {status.st_uid}: must belong to this user or root"
     if status.st_mode & closed_to:
         if not closed_to & 0o444:
-            return "is writable by other users: run chmod o-w"
+            return "is writable by other users: run chmod go-w"
         return "is accessible to other users: must have mode 600, or 640 for its group"
     return ""

@@ -29,7 +29,7 @@ class Rails:
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "faults"
-        self.file.touch()
+        self.file.touch(mode=0o600)
         self.journals = folder / "journals"
         self.journals.mkdir()
         self._watch = Watch(self.journals)

@@ -31,19 +31,21 @@ def test_a_fault_file_of_this_user_is_taken(fault_file: Path) -> None:
     assert config_with(fault_file).fault_file == str(fault_file)
 
 
-def test_a_fault_file_that_others_can_write_is_refused(fault_file: Path) -> None:
+@pytest.mark.parametrize("mode", [0o666, 0o660, 0o602])
+def test_a_fault_file_that_others_can_write_is_refused(fault_file: Path, mode: int) -> None:
     """At 10694b5, any user's line in such a file took a rail down for good."""
     fault_file.touch()
-    fault_file.chmod(0o666)
+    fault_file.chmod(mode)
     with pytest.raises(ConfigError, match=r"fault_file .*the file is writable by other users"):
         config_with(fault_file)
 
 
 def test_a_folder_in_which_others_can_replace_the_file_is_refused(fault_file: Path) -> None:
     fault_file.touch(mode=0o600)
-    fault_file.parent.chmod(0o777)
-    with pytest.raises(ConfigError, match="its folder is writable by other users"):
-        config_with(fault_file)
+    for mode in (0o777, 0o770):
+        fault_file.parent.chmod(mode)
+        with pytest.raises(ConfigError, match="its folder is writable by other users: .*go-w"):
+            config_with(fault_file)
     fault_file.parent.chmod(0o777 | stat.S_ISVTX)  # like /tmp: the owner alone replaces the file
     config_with(fault_file)
     fault_file.unlink()

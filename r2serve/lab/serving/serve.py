@@ -114,7 +114,7 @@ class Server:
     def _start(self, index: int, place: Place) -> None:
         journal_directory(self.plan, index).mkdir(parents=True, exist_ok=True)
         if self.plan.r2ccl and not self.plan.lab:
-            fault_file(self.plan).touch()
+            fault_file(self.plan).touch(mode=0o600)  # as R2CCL_FAULT_FILE must be
         engine = ENGINES[self.plan.engine]
         argv = engine.arguments(
             self.plan, self._places, index, self._host, self.port, self._master_port

@@ -1,8 +1,9 @@
 """The drill service of a worker: injects faults on request and undoes each fault after its time.
 
 The service runs only with the option ``drills``. A worker listens on a unix socket beside its
-journal, open to its own user and to root. A request and an answer are one line of JSON each. The
-worker undoes its faults by itself, even if the client is gone.
+journal, open to its own user and to root. A request and an answer are one line of JSON each. Each
+client has a thread, since a drill waits for the peers before its fault. The worker undoes its
+faults by itself, even if the client is gone.
 """
 
 from __future__ import annotations
@@ -83,8 +84,9 @@ class DrillService:
         # Reentrant: garbage collection may close the service in any thread, even in its own.
         self._lock = threading.RLock()
         self._closing = False
-        self._client: socket.socket | None = None
-        self._runs: set[threading.Thread] = set()
+        self._clients: set[socket.socket] = set()
+        self._threads: set[threading.Thread] = set()
+        """Threads of clients and of drills."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         os.fchmod(self._socket.fileno(), 0o600)  # bind() creates the file with this mode
         self._socket.bind(str(path))
@@ -102,8 +104,8 @@ class DrillService:
                 drill.over.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the serving thread
-        for thread in (self._thread, *list(self._runs)):
-            if thread is not threading.current_thread():
+        while running := self._running():
+            for thread in running:
                 thread.join()
         self._socket.close()
         self._path.unlink(missing_ok=True)
@@ -112,8 +114,14 @@ class DrillService:
         """Closes the sockets in a forked child; the parent's service goes on."""
         self._closing = True
         self._socket.close()
-        if self._client is not None:
-            self._client.close()
+        for client in list(self._clients):
+            client.close()
+
+    def _running(self) -> list[threading.Thread]:
+        """Returns the other threads of the service. A client may start a drill while it closes."""
+        current = threading.current_thread()
+        threads = (self._thread, *list(self._threads))
+        return [each for each in threads if each.is_alive() and each is not current]
 
     def _serve(self) -> None:
         while not self._closing:
@@ -124,14 +132,28 @@ class DrillService:
                     _LOG.warning("drill socket failed: %s; no drills until the retry in 2 s", error)
                     time.sleep(_TALK_S)
                 continue
-            self._client = client
-            with client:
-                client.settimeout(_TALK_S)
-                try:
-                    self._answer(client)
-                except Exception:  # noqa: BLE001  the service must survive any request
-                    _LOG.warning("drill request failed, without an answer", exc_info=True)
-            self._client = None
+            self._clients.add(client)
+            talk = threading.Thread(
+                target=self._talk, args=(client,), name="r2serve-drills", daemon=True
+            )
+            self._threads.add(talk)
+            try:
+                talk.start()
+            except RuntimeError as error:  # no further thread is possible
+                _LOG.warning("drill request failed, without an answer: %s", error)
+                self._threads.discard(talk)
+                self._clients.discard(client)
+                client.close()
+
+    def _talk(self, client: socket.socket) -> None:
+        with client:
+            client.settimeout(_TALK_S)
+            try:
+                self._answer(client)
+            except Exception:  # noqa: BLE001  the worker must survive any request
+                _LOG.warning("drill request failed, without an answer", exc_info=True)
+        self._clients.discard(client)
+        self._threads.discard(threading.current_thread())
 
     def _answer(self, client: socket.socket) -> None:
         _, user, _ = PEER_CREDENTIALS.unpack(
@@ -208,7 +230,7 @@ class DrillService:
             "drill %s started: %s of %s for %g s", order.id, order.kind, order.rail, order.seconds
         )
         run = threading.Thread(target=self._run, args=(drill,), name="r2serve-drill", daemon=True)
-        self._runs.add(run)
+        self._threads.add(run)
         run.start()
         return drill
 
@@ -230,7 +252,7 @@ class DrillService:
         with self._lock:
             drill.ended_clock_ns = time.time_ns()
             self._ended.append(self._drills.pop(order.id))
-            self._runs.discard(threading.current_thread())
+            self._threads.discard(threading.current_thread())
         _LOG.warning("drill %s ended: %s of %s is undone", order.id, order.kind, order.rail)
 
     def _announce(self, drill: Drill) -> None:

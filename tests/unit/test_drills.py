@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,54 @@ def test_a_fault_waits_for_the_confirmation_of_the_peer(
             assert client.ask(path, {"do": "list"})["drills"] == []
     finally:
         serving.close()
+
+
+def test_a_worker_answers_while_its_peers_confirm_a_drill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At de773f9, the wait took the whole service, and the sidecar's list missed the worker."""
+    monkeypatch.setattr(service, "KNOWN_S", 600.0)
+    path = tmp_path / "x.drills"
+    order = {"id": "1", "kind": "carrier_loss", "rail": RAIL, "seconds": 600.0}
+    refused: list[str] = []
+
+    def start_and_wait() -> None:
+        try:
+            client.ask(path, {"do": "start", **order}, timeout_s=60)
+        except DrillError as error:
+            refused.append(str(error))
+
+    engine = Deaf(confirms=False)
+    serving = DrillService(engine, path)
+    asking = threading.Thread(target=start_and_wait)
+    asking.start()
+    try:
+        timely(lambda: client.listed(tmp_path)[1], "the drill that waits for its peers")
+        assert client.end(tmp_path, "1") == 1
+        asking.join()
+        assert refused == ["do: start is refused, because the drill was ended"]
+        assert "inject" not in engine.calls
+        assert client.listed(tmp_path) == (1, [])
+    finally:
+        serving.close()
+        asking.join()
+
+
+def test_a_worker_that_closes_waits_for_no_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "KNOWN_S", 600.0)
+    path = tmp_path / "x.drills"
+    order = {"id": "1", "kind": "carrier_loss", "rail": RAIL, "seconds": 600.0}
+    engine = Deaf(confirms=False)
+    serving = DrillService(engine, path)
+    with socket.socket(socket.AF_UNIX) as talk:
+        talk.connect(str(path))
+        talk.sendall(json.dumps({"do": "start", **order}).encode() + b"\n")
+        timely(lambda: "drill_is_known" in engine.calls, "the wait for the peer")
+        serving.close()
+        assert "was ended" in json.loads(talk.makefile("rb").readline())["error"]
+    assert "inject" not in engine.calls
 
 
 def test_a_second_interrupt_does_not_keep_a_drill_running(

@@ -10,8 +10,7 @@
 namespace r2ccl::bindings {
 namespace {
 
-using Listener = std::tuple<std::string, std::uint16_t>;                       // address, port
-using Peer = std::tuple<std::uint32_t, std::uint32_t, std::vector<Listener>>;  // process, node
+using Peer = std::tuple<std::uint32_t, std::uint32_t>;  // process, node
 
 std::uint32_t prefix_from(const std::string& text) {
   const auto address = IpAddress::parse(text);
@@ -24,14 +23,8 @@ std::uint32_t prefix_from(const std::string& text) {
 }
 
 RelayOptions::Peer peer_from(const Peer& described) {
-  const auto& [process, number, listeners] = described;
-  RelayOptions::Peer peer{.process = process, .node = number, .listeners = {}};
-  for (const auto& [address, port] : listeners) {
-    auto at = SocketAddress::ip(address, port);
-    if (!at.ok()) raise_if_failed(at.take_status());
-    peer.listeners.push_back(at.value());
-  }
-  return peer;
+  const auto& [process, number] = described;
+  return {.process = process, .node = number};
 }
 
 std::unique_ptr<Relay> make_relay(std::shared_ptr<Engine> engine, std::uint32_t node,

@@ -8,27 +8,21 @@
 
 namespace r2ccl {
 
-ConnectTo connect_to(std::vector<SocketAddress> listeners) {
-  return [to = std::move(listeners)](std::size_t listener) {
-    const SocketAddress& at = to[listener];
-    FileDescriptor socket = FileDescriptor::made_by(
-        [&] { return ::socket(at.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
-    if (!socket.valid()) return socket;
-    if (::connect(socket.get(), at.get(), at.size) == 0 || errno == EINPROGRESS) return socket;
-    return FileDescriptor();
-  };
+FileDescriptor connect_to(const SocketAddress& listener) {
+  FileDescriptor socket = FileDescriptor::made_by(
+      [&] { return ::socket(listener.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
+  if (!socket.valid()) return socket;
+  if (::connect(socket.get(), listener.get(), listener.size) == 0 || errno == EINPROGRESS)
+    return socket;
+  return {};
 }
 
-bool Absence::certain(bool railless, TimeNs now) {
-  if (!railless) {
-    railless_since_ = 0;
+bool Absence::certain(bool suspected, TimeNs now) {
+  if (!suspected) {
+    next_round_ = 0;
     refused_rounds_ = refused_at_once_ = 0;
     attempts_.clear();
     return false;
-  }
-  if (railless_since_ == 0) {
-    railless_since_ = now;
-    next_round_ = now + limits_.first_after;
   }
   if (now < next_round_) return false;
   next_round_ = now + limits_.round;

@@ -22,7 +22,7 @@ FileDescriptor ask(const Peer& peer, RailId rail) {
   }
   const RailRoute& route = peer.rails[rail].route;
   if (route.remote.family() != AF_UNIX) return begin_connect(route);
-  return connect_to({route.remote})(0);
+  return connect_to(route.remote);
 }
 
 }  // namespace
@@ -37,8 +37,7 @@ void Engine::watch_process(Peer& peer, TimeNs now) {
     peer.absence.emplace(
         peer.rails.size(),
         [&peer](std::size_t rail) { return ask(peer, static_cast<RailId>(rail)); },
-        Absence::Limits{.first_after = 0,
-                        .round = std::max<TimeNs>(grace / refused_rounds, 1),
+        Absence::Limits{.round = std::max<TimeNs>(grace / refused_rounds, 1),
                         .rounds = refused_rounds});
   }
   if (!peer.absence->certain(peer.closed_by_peer(), now)) return;

@@ -11,6 +11,7 @@
 
 #include "base/clock.hpp"
 #include "base/interrupt.hpp"
+#include "drivers/socket_address.hpp"
 
 namespace r2ccl {
 namespace {
@@ -152,7 +153,7 @@ Status Relay::run() {
       if (!carry_links()) break;
     drop_finished();
     const TimeNs now = now_ns();
-    R2CCL_TRY(check_peers(now));
+    R2CCL_TRY(check_peers());
     if (now - asked_ >= interrupt_interval_ns) {
       asked_ = now;
       if (interrupted()) return {ErrorCode::aborted, "the relay was interrupted by a signal"};
@@ -257,7 +258,7 @@ void Relay::on_events(std::size_t index) {
   }
 }
 
-Status Relay::check_peers(TimeNs now) {
+Status Relay::check_peers() {
   for (std::size_t index = 0; index < peers_.size(); ++index) {
     Peer* const peer = peers_[index].get();
     if (peer->ended) continue;
@@ -269,9 +270,10 @@ Status Relay::check_peers(TimeNs now) {
     }
     if (!peer->lost.empty()) return {ErrorCode::peer_lost, name + ": " + peer->lost};
     if (peer->closed) return {ErrorCode::peer_closed, name + " has ended"};
-    if (peer->gone || peer->absence.certain(peer->railless, now))
-      return {ErrorCode::peer_lost,
-              name + ": its process is gone (no rail, and its host refuses connections)"};
+    if (peer->gone)
+      return {
+          ErrorCode::peer_lost,
+          name + ": its process is gone (its host closed all connections and refuses new ones)"};
   }
   return {};
 }
@@ -297,7 +299,8 @@ void Relay::sleep(TimeNs now, TimeNs until) {
     if (peer->ended) continue;
     // Events handled since the last pass may have left records for the link.
     if (peer->awaits_ack || peer->mux.has_records()) until = std::min(until, now + busy_sleep_ns);
-    if (peer->absence.probing()) until = std::min(until, now + start_look_ns);
+    // The engine's thread finds out whether the process is gone.
+    if (peer->railless) until = std::min(until, now + start_look_ns);
     may_sleep = may_sleep && !peer->mux.has_events();
   }
   const TimeNs left = std::max<TimeNs>(0, until - now);

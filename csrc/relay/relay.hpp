@@ -20,8 +20,6 @@
 #include "base/errors.hpp"
 #include "base/file_descriptor.hpp"
 #include "base/units.hpp"
-#include "drivers/socket_address.hpp"
-#include "engine/absence.hpp"
 #include "engine/engine.hpp"
 #include "relay/loopback.hpp"
 #include "streams/stream_mux.hpp"
@@ -32,7 +30,6 @@ struct RelayOptions {
   struct Peer {
     std::uint32_t process = 0;
     std::uint32_t node = 0;
-    std::vector<SocketAddress> listeners;  // of the peer's rails; tell whether its process is there
   };
   std::uint32_t node = 0;
   std::uint32_t prefix = 0;  // 127.x.y.0, in host byte order
@@ -82,14 +79,10 @@ class Relay {
  private:
   struct Peer {
     Peer(const RelayOptions::Peer& described, bool even)
-        : process(described.process),
-          node(described.node),
-          mux({.even = even}),
-          absence(described.listeners.size(), connect_to(described.listeners), {}) {}
+        : process(described.process), node(described.node), mux({.even = even}) {}
     const std::uint32_t process;
     const std::uint32_t node;
     StreamMux mux;
-    Absence absence;
     bool closed = false;      // the peer's relay has said that it ends
     bool ended = false;       // its connections have ended, and the others go on
     bool awaits_ack = false;  // the link expects acknowledgements soon
@@ -122,7 +115,7 @@ class Relay {
 
   // relay.cc: the loop
   bool carry_links();
-  [[nodiscard]] Status check_peers(TimeNs now);
+  [[nodiscard]] Status check_peers();
   void take_joining();
   void insert(const RelayOptions::Peer& peer);
   [[nodiscard]] bool parent_is_gone();

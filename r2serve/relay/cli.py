@@ -21,7 +21,7 @@ from r2serve import _core
 from r2serve.config import Config
 from r2serve.errors import ConfigError, R2cclError
 from r2serve.ports.identity import local_address_towards
-from r2serve.ports.info import PortInfo, ProcessInfo
+from r2serve.ports.info import ProcessInfo
 from r2serve.process import Process, acquire, release
 from r2serve.relay import parent, roster, wrapped
 from r2serve.relay.meeting import Host, Outcome, join
@@ -232,10 +232,7 @@ def serve(
         process.engine,
         node,
         outcome.prefix,
-        [
-            (info.process, number, listeners_of(info, process.info))
-            for number, info in others.items()
-        ],
+        [(info.process, number) for number, info in others.items()],
         config.link_timeout_s,
         sys.stdin.fileno(),
         others_may_end,
@@ -250,7 +247,7 @@ def serve(
         try:
             process.add_peer(info, f"relay of node {number}", node)
             process.engine.connect([info.process], config.connect_timeout_s)
-            relay.add_peer((info.process, number, listeners_of(info, process.info)))
+            relay.add_peer((info.process, number))
         except (R2cclError, ConfigError) as error:
             _LOG.error("node %d does not join: %s", number, error)
 
@@ -287,24 +284,6 @@ def _enter(
         node, info = late.get()
         book.add(node, info)
         joined(node, info)
-
-
-def listeners_of(info: ProcessInfo, own: ProcessInfo) -> list[tuple[str, int]]:
-    """Returns address and port of each listener of another relay's engine.
-
-    Addresses of both nodes are left out, and ports without an address so far. This node itself
-    would refuse the connection, and the refusal would not tell of the other relay.
-    """
-    away = info.node != own.node
-    here = {view.address for port in _ports_of(own) for view in port.views() if away}
-    views = [view for port in _ports_of(info) for view in port.views()]
-    return [
-        (view.address, view.port) for view in views if not view.waits and view.address not in here
-    ]
-
-
-def _ports_of(info: ProcessInfo) -> list[PortInfo]:
-    return [*info.ports, *([info.control] if info.control else [])]
 
 
 def say(what: dict[str, object]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from timely import timely
 
 from r2serve.lab.lab import Lab
+from r2serve.lab.nodes import Node
 
 KIB = 1024
 MIB = 1024 * 1024
@@ -20,6 +22,24 @@ MOST_TRIES = 20  # faults of a kind until a fault stalls a step
 
 # Name of the fault, function that makes the fault at a node's rail, function that heals the rail.
 Fault = tuple[str, Callable[[Lab, int, int], object], Callable[[Lab, int, int], object]]
+
+
+_REJECTS = "inet rejects"
+
+
+@contextmanager
+def rejecting(node: Node) -> Iterator[None]:
+    """A filter of the node resets all connections, and refuses new ones; no end sees a FIN."""
+    rules = (
+        f"add table {_REJECTS}; "
+        f"add chain {_REJECTS} input {{ type filter hook input priority 0; }}; "
+        f'add rule {_REJECTS} input iifname != "lo" meta l4proto tcp reject with tcp reset'
+    )
+    node.run("nft", rules)
+    try:
+        yield
+    finally:
+        node.run("nft", f"delete table {_REJECTS}")
 
 
 def _heal(lab: Lab, node: int, rail: int) -> object:

@@ -6,14 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from real_rails import REJOIN_S, Stream, moves_of
-
-TABLE = "inet rejects"
-RULES = (
-    f"add table {TABLE}; "
-    f"add chain {TABLE} input {{ type filter hook input priority 0; }}; "
-    f'add rule {TABLE} input iifname != "lo" meta l4proto tcp reject with tcp reset'
-)
+from real_rails import REJOIN_S, Stream, moves_of, rejecting
 
 
 @pytest.mark.timeout(300)
@@ -23,9 +16,7 @@ def test_connections_reset_and_refused_by_a_filter_are_survived(
 ) -> None:
     """Each connection ends with an RST and no FIN, and each new one is refused at once."""
     stream = Stream(jobs, make_lab(2), link_timeout_s=60.0)
-    node = stream.lab.nodes[1]
-    node.run("nft", RULES)
-    try:
+    with rejecting(stream.lab.nodes[1]):
 
         def all_lost() -> bool:
             events = stream.ranks[0].ask({"do": "events"})
@@ -33,8 +24,6 @@ def test_connections_reset_and_refused_by_a_filter_are_survived(
 
         eventually("all rails lost", all_lost)
         time.sleep(lasts_s)
-    finally:
-        node.run("nft", f"delete table {TABLE}")
     steps = stream.ranks[0].ask({"do": "steps"})
     eventually("further steps", lambda: stream.ranks[0].ask({"do": "steps"}) > steps + 10, REJOIN_S)
     stream.finish()

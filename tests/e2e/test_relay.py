@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from real_rails import rejecting
 from timely import ended, timely
 
 from r2serve.lab.lab import Lab
@@ -158,6 +160,18 @@ def test_connections_survive_the_loss_of_all_nics_but_one(
     end = talk.hear("end")
     show(f"{end['end']} answers, the worst after {end['worst_ms']} ms")
     assert ended(talk.process, "the talk", 30) == 0
+
+
+def test_a_filter_that_rejects_everything_is_an_outage(pair: Lab, start: Start) -> None:
+    """At de773f9, relays took refusals for 1.5 s as the death of the other relay."""
+    relays = start_relays(pair, start)
+    [prefix, _] = [relay.hear("prefix")["prefix"] for relay in relays]
+    asking = start_talk(pair, start, prefix)
+    asking.go_on(1)
+    with rejecting(pair.nodes[1]):
+        time.sleep(4.0)
+    asking.go_on(2)
+    assert [relay.process.poll() for relay in relays] == [None, None]
 
 
 def test_a_start_without_the_management_nic(pair: Lab, start: Start) -> None:

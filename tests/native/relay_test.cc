@@ -23,7 +23,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/clock.hpp"
+#include "drivers/socket_address.hpp"
 #include "eventually.hpp"
 #include "job.hpp"
 
@@ -122,8 +122,7 @@ class Relays : public ::testing::Test {
       options.parent = parents_[node][0];
       options.peers_may_end = peers_may_end();
       options.link_timeout_ns = 120'000 * ns_per_ms;
-      options.peers.push_back(
-          {.process = job_.engines[1 - node]->process(), .node = 1 - node, .listeners = {}});
+      options.peers.push_back({.process = job_.engines[1 - node]->process(), .node = 1 - node});
       auto relay = Relay::create(job_.engines[node], options);
       ASSERT_TRUE(relay.ok()) << relay.take_status().message();
       relays_[node] = std::move(relay.value());
@@ -499,67 +498,6 @@ TEST(SocketTable, FindsOwnersOfIpv6SocketsWithAndWithoutNetlink) {
     refuse(SYS_socket, 0, AF_NETLINK, EAFNOSUPPORT);
     check();
   }).join();
-}
-
-SocketAddress at(std::uint16_t port) { return SocketAddress::ip("127.0.0.1", port).value(); }
-
-// Looks every 10 ms of a clock that stands for 250 ms.
-bool becomes_certain(Absence& absence, int rounds) {
-  TimeNs clock = 1;
-  for (int round = 0; round < rounds; ++round) {
-    if (absence.certain(true, clock)) return true;
-    clock += 250 * ns_per_ms;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return false;
-}
-
-TEST(Absence, RefusedConnectsTellOfAProcessThatIsGone) {
-  auto listener = listen_at({INADDR_LOOPBACK, 0}, false);
-  sockaddr_in bound{};
-  socklen_t size = sizeof(bound);
-  ::getsockname(listener.value().get(), reinterpret_cast<sockaddr*>(&bound), &size);
-  const std::uint16_t port = ntohs(bound.sin_port);
-  {
-    Absence absence(1, connect_to({at(port)}), {});
-    EXPECT_FALSE(becomes_certain(absence, 12)) << "the process is there";
-  }
-  listener.value().reset();
-  Absence absence(1, connect_to({at(port)}), {});
-  EXPECT_TRUE(becomes_certain(absence, 12));
-  EXPECT_TRUE(absence.probing());
-  EXPECT_FALSE(absence.certain(false, now_ns()));
-  EXPECT_FALSE(absence.probing());
-}
-
-// Rails without a route, or with a NIC that is lost, say nothing.
-TEST(Absence, OnlyRefusalsCount) {
-  int error = ENETUNREACH;
-  Absence absence(1,
-                  [&](std::size_t) {
-                    errno = error;
-                    return FileDescriptor();
-                  },
-                  {.first_after = 0, .round = 100, .rounds = 3});
-  TimeNs now = 1;
-  for (int round = 0; round < 20; ++round) EXPECT_FALSE(absence.certain(true, now += 100));
-  error = ECONNREFUSED;
-  EXPECT_FALSE(absence.certain(true, now += 100));
-  for (int round = 0; round < 2; ++round) EXPECT_FALSE(absence.certain(true, now += 100));
-  EXPECT_TRUE(absence.certain(true, now + 100));
-}
-
-TEST(Absence, OneListenerThatAnswersIsEnough) {
-  auto listener = listen_at({INADDR_LOOPBACK, 0}, false);
-  sockaddr_in bound{};
-  socklen_t size = sizeof(bound);
-  ::getsockname(listener.value().get(), reinterpret_cast<sockaddr*>(&bound), &size);
-  auto gone = listen_at({INADDR_LOOPBACK, 0}, false);
-  sockaddr_in other{};
-  ::getsockname(gone.value().get(), reinterpret_cast<sockaddr*>(&other), &size);
-  gone.value().reset();
-  Absence absence(2, connect_to({at(ntohs(other.sin_port)), at(ntohs(bound.sin_port))}), {});
-  EXPECT_FALSE(becomes_certain(absence, 12));
 }
 
 // The first process of a node without an API server never tells that its engine has started.

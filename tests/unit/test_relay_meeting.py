@@ -17,9 +17,8 @@ from torch.distributed import TCPStore
 
 from r2serve.config import Config
 from r2serve.errors import ConfigError, R2cclError, StartupTimeoutError
-from r2serve.ports.info import AddressInfo, PortInfo, ProcessInfo, pair_secret, read_key
+from r2serve.ports.info import PortInfo, ProcessInfo, pair_secret, read_key
 from r2serve.relay import meeting
-from r2serve.relay.cli import listeners_of
 from r2serve.relay.meeting import Host, Outcome, Refused, join
 
 LONG_S = 60.0
@@ -348,17 +347,3 @@ def test_the_options_of_the_relay_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="secret_file"):
         Config(secret_file=str(tmp_path / "none"))
     assert Config(control_master="10.0.0.1,fd00::1").control_master == "10.0.0.1,fd00::1"
-
-
-def test_only_listeners_of_the_other_node_tell_of_its_end() -> None:
-    ports = (
-        PortInfo("eth1", "10.0.0.2", 4001, others=(AddressInfo("fd00::2", 4002),)),
-        PortInfo("eth2", "0.0.0.0", 4003),
-        PortInfo("docker0", "172.17.0.1", 4004),
-    )
-    own = replace(info(1), ports=(PortInfo("docker0", "172.17.0.1", 4005),))
-    other = replace(info(2), ports=ports, control=PortInfo("", "10.9.0.2", 4006))
-    far = [("10.0.0.2", 4001), ("fd00::2", 4002), ("10.9.0.2", 4006)]
-    assert listeners_of(other, own) == far
-    neighbour = replace(other, node=own.node)
-    assert listeners_of(neighbour, own) == [*far[:2], ("172.17.0.1", 4004), far[2]]

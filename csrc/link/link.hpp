@@ -78,7 +78,7 @@ class Link {
   }
   // Queues a message for sending.  `data` must stay valid until settled_position() passes its end.
   // Data sent without a copy must stay valid until all rails have detached, too; see
-  // Rail::detach().  `copies`: rails to send the message to at once, control rails included;
+  // Rail::detach().  `copies`: rails to send the message to at once, perhaps control rails, too;
   // every_rail: all.  The first copy to arrive counts.  A message of several chunks is not copied.
   void post(OutStream& stream, std::span<const std::byte> data, const CallTag& tag, TimeNs now,
             std::uint8_t copies = 1);
@@ -363,6 +363,7 @@ class Link {
 
   // link_copies.cc: messages sent to several rails at once
   [[nodiscard]] bool takes_copies(const Rail& rail) const;
+  [[nodiscard]] bool rests(const Rail& rail) const;
   [[nodiscard]] bool begins(RailId rail, const OutStream& stream) const;
   [[nodiscard]] bool begins_any(RailId rail) const;
   void queue_copies(RailId rail, OutStream& stream, const OutMessage& message);

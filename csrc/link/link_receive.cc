@@ -367,10 +367,13 @@ bool Link::on_address(RailId via, const FrameHeader& header) {
   return true;
 }
 
-// A hop may withhold the frames of a SUSPECT rail.  The acks of streams go out on every rail: a
-// silent rail would hold up the sender's window.
+// A hop may withhold the frames of a SUSPECT rail.  The acks of streams go out on every rail that
+// takes copies: a silent rail would hold up the sender's window.
 void Link::queue_ack(InStream& stream, RailId id) {
-  if (stream.communicator() == streams_communicator) return queue_ack_everywhere(stream);
+  if (stream.communicator() == streams_communicator)
+    return each_usable([&](RailId each, const Rail& rail) {
+      if (!rests(rail)) queue_ack_on(stream, each);
+    });
   if (id == any_rail || rails_[id].state != RailState::up) id = best_;
   if (id != any_rail) queue_ack_on(stream, id);  // no rail: tick() queues the ack again
 }

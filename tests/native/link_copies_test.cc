@@ -51,7 +51,7 @@ std::vector<std::byte> take_front(LinkPair& pair) {
 }
 
 TEST(LinkCopies, AMessageGoesToEveryUsableRailAndTheFirstCopyCounts) {
-  LinkPair pair({RailKind::tcp, RailKind::tcp, RailKind::control}, with_streams());
+  LinkPair pair(3, with_streams());
   const auto data = bytes_of(100, 1);
   post(pair, data);
   std::vector<std::vector<Frame>> frames;
@@ -74,6 +74,30 @@ TEST(LinkCopies, AMessageGoesToEveryUsableRailAndTheFirstCopyCounts) {
   }
   EXPECT_EQ(pair.a.counters(0).copies + pair.a.counters(1).copies + pair.a.counters(2).copies, 2U);
   EXPECT_EQ(pair.b.disturbances(), 0U);
+}
+
+// The proof of a peer's death needs a connection without unread bytes.
+TEST(LinkCopies, AControlRailRestsWhileTwoDataRailsAreUp) {
+  LinkPair pair({RailKind::tcp, RailKind::tcp, RailKind::control}, with_streams());
+  const auto acked = [&](RailId rail) { return !pair.pull(pair.b, rail, FrameType::ack).empty(); };
+  post(pair, bytes_of(64, 1));
+  EXPECT_FALSE(pair.a.has_frames(2));
+  EXPECT_EQ(data_of(pair, 1).size(), 1U);
+  pair.deliver(pair.b, 0, data_of(pair, 0));
+  EXPECT_EQ(take_front(pair), bytes_of(64, 1));
+  pair.now += 10 * ns_per_ms;
+  pair.b.tick(pair.now);  // the delayed ack
+  EXPECT_FALSE(acked(2));
+  EXPECT_TRUE(acked(0) && acked(1));
+
+  for (Link* end : {&pair.a, &pair.b}) end->rail_failed(1, 1, RailCause::carrier_loss, pair.now);
+  post(pair, bytes_of(64, 2));
+  EXPECT_EQ(data_of(pair, 0).size(), 1U);
+  pair.deliver(pair.b, 2, data_of(pair, 2));
+  EXPECT_EQ(take_front(pair), bytes_of(64, 2));
+  pair.now += 10 * ns_per_ms;
+  pair.b.tick(pair.now);
+  EXPECT_TRUE(acked(0) && acked(2));
 }
 
 TEST(LinkCopies, ACopyCountLimitsTheRails) {
@@ -166,14 +190,13 @@ TEST(LinkCopies, SilentRailsDoNotOccupyAllSlots) {
 }
 
 TEST(LinkCopies, AFullBestRailDoesNotHoldUpTheOthers) {
-  LinkPair pair({RailKind::tcp, RailKind::tcp, RailKind::control}, with_streams());
-  const RailId best = pair.a.best_rail();
-  post(pair, bytes_of(64, 1));
-  for (RailId rail = 0; rail < 3; ++rail)
-    if (rail != best) {
-      EXPECT_TRUE(pair.a.has_frames(rail)) << rail;
-    }
-  EXPECT_EQ(data_of(pair, 2).size(), 1U);
+  for (const RailKind second : {RailKind::tcp, RailKind::control}) {
+    LinkPair pair({RailKind::tcp, second}, with_streams());
+    const auto other = static_cast<RailId>(1 - pair.a.best_rail());
+    post(pair, bytes_of(64, 1));
+    EXPECT_TRUE(pair.a.has_frames(other));
+    EXPECT_EQ(data_of(pair, other).size(), 1U);
+  }
 }
 
 TEST(LinkCopies, ARailThatTakesNoBytesGathersNoCopies) {

@@ -11,7 +11,7 @@ constexpr TimeNs window_ns = 2000 * ns_per_ms;      // longest measurement
 constexpr TimeNs longest_step_ns = 20 * ns_per_ms;  // a longer tick is not observed
 constexpr std::uint64_t enough_bytes = 256U << 10;  // minimum for carry() within enough_ns
 constexpr double doubling_ns = 1e9;                 // believed() doubles after this time
-constexpr double weight = 0.5;                      // weight of a new measurement
+constexpr double new_weight = 0.5;                  // of a new measurement
 
 double per_second(std::uint64_t bytes, TimeNs time) {
   return static_cast<double>(bytes) * 1e9 / static_cast<double>(time);
@@ -53,7 +53,7 @@ bool RateMeter::observe(TimeNs elapsed, std::uint64_t sent, std::uint64_t acked,
   if (silent) return false;
   // A rate below half of the old value is no noise and counts at once: traffic may end soon.
   const bool anew = measured_ <= 0 || rate < measured_ / 2;
-  measure(anew ? rate : weight * rate + (1 - weight) * measured_);
+  measure(anew ? rate : new_weight * rate + (1 - new_weight) * measured_);
   return true;
 }
 

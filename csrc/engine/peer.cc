@@ -175,6 +175,7 @@ void Peer::on_slow(RailId rail, bool slow, double bytes_per_s) {
 
 // Updates the rail table before the record, so that a reader of the record finds the new state.
 void Peer::note(RailId rail, JournalRecord record) {
+  if (rails[rail].dormant) return;  // a record without an entry would be of no rail
   record.rail = rails[rail].journal_entry;
   if (record.epoch_or_step == 0) record.epoch_or_step = link.epoch(rail);
   const std::uint8_t drill = record.kind == JournalKind::verdict

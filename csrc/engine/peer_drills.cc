@@ -30,13 +30,16 @@ std::optional<Fault> fault_named(std::string_view name) {
   return std::nullopt;
 }
 
+// A dormant rail is hidden until it works; the peer may have shown its end before.
 void Peer::on_injected(RailId rail) {
+  if (rails[rail].dormant) return;
   note(rail, {.time_ns = now_ns(), .kind = JournalKind::injected, .from = 1, .to = unknown_drill});
   log_.add(LogLevel::info,
            rails[rail].name + ": a test or drill at " + label + " has taken this rail down");
 }
 
 void Peer::on_drill(RailId rail, std::uint8_t kind, bool ends) {
+  if (rails[rail].dormant) return;
   note(rail, {.time_ns = now_ns(),
               .kind = JournalKind::injected,
               .from = 1,

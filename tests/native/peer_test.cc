@@ -302,6 +302,28 @@ TEST(NeverUp, ADormantRailIsShownOnceItConnects) {
   EXPECT_NE(alone.peer.describe_rails().find("rail1@node1 UP"), std::string::npos);
 }
 
+// The peer shows its end of a rail before ours, and a person may fault that end.
+TEST(NeverUp, ADrillOfThePeerDoesNotShowADormantRail) {
+  RailDescription later = rail_of(1);
+  later.dormant = true;
+  Alone alone({rail_of(0), later});
+  const auto told = [&](RailId rail) {
+    JournalHeader header;
+    const auto records = [&] {
+      const std::string bytes = alone.journal.copy();
+      std::memcpy(&header, bytes.data(), sizeof(header));
+      return header.record_count;
+    };
+    (void)alone.log.take();
+    const std::uint64_t before = records();
+    alone.peer.on_drill(rail, static_cast<std::uint8_t>(Fault::black_hole), /*ends=*/false);
+    alone.peer.on_injected(rail);
+    return std::pair(records() - before, alone.log.take().value_or(std::deque<LogLine>()).size());
+  };
+  EXPECT_EQ(told(0), std::pair(std::uint64_t{2}, std::size_t{2}));
+  EXPECT_EQ(told(1), std::pair(std::uint64_t{0}, std::size_t{0}));
+}
+
 TEST(NeverUp, AStartDoesNotWaitForPortsThatDoNotWork) {
   std::vector<RailDescription> rails{rail_of(0), rail_of(1), rail_of(2)};
   rails[0].kind = RailKind::control;

@@ -25,14 +25,21 @@ bool Link::takes_copies(const Rail& rail) const {
   return rail.state == RailState::up && may_carry_data(rail) && !rests(rail);
 }
 
-// A control rail has neither copies nor acks of streams while two data rails are UP: the loss of
-// one of them costs no time.  At the death of the peer's process, the rail then has no unread
-// bytes, so that the peer's kernel ends the connection with a FIN, which proves the death.
+// A control rail has neither copies nor acks of streams while two data rails are UP that share no
+// unit: the loss of one of them costs no time.  At the death of the peer's process, the rail then
+// has no unread bytes, so that the peer's kernel ends the connection with a FIN, which proves the
+// death.
 bool Link::rests(const Rail& rail) const {
   if (rail.carries_data()) return false;
-  return std::ranges::count_if(rails_, [](const Rail& each) {
-           return each.carries_data() && each.state == RailState::up;
-         }) >= 2;
+  const Rail* first = nullptr;
+  for (const Rail& each : rails_) {
+    if (!each.carries_data() || each.state != RailState::up) continue;
+    if (first == nullptr)
+      first = &each;
+    else if (each.place.unit == 0 || each.place.unit != first->place.unit)
+      return true;
+  }
+  return false;
 }
 
 // Returns true if the rail may take the first attempt of a copied message.  Any rail UP may: the

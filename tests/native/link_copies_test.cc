@@ -100,6 +100,20 @@ TEST(LinkCopies, AControlRailRestsWhileTwoDataRailsAreUp) {
   EXPECT_TRUE(acked(0) && acked(2));
 }
 
+// A lost port takes both data rails.
+TEST(LinkCopies, AControlRailTakesCopiesBesideDataRailsOfOnePort) {
+  LinkOptions options = with_streams();
+  options.units[0] = options.units[1] = 1;
+  LinkPair shared({RailKind::tcp, RailKind::tcp, RailKind::control}, options);
+  post(shared, bytes_of(64, 1));
+  EXPECT_EQ(data_of(shared, 2).size(), 1U);
+
+  options.units[3] = 2;
+  LinkPair apart({RailKind::tcp, RailKind::tcp, RailKind::control, RailKind::tcp}, options);
+  post(apart, bytes_of(64, 1));
+  EXPECT_FALSE(apart.a.has_frames(2));
+}
+
 TEST(LinkCopies, ACopyCountLimitsTheRails) {
   LinkPair pair(4, with_streams());
   post(pair, bytes_of(10, 1), 2);

@@ -54,8 +54,8 @@ class RailInfo:
     cause: str
     """First symptom of the last loss; ``none``: no loss."""
     verdict: str
-    """Location of the fault behind the rail's last failure: local NIC, remote NIC, path, transient;
-    none: not yet known, or no fault of the network."""
+    """Location of the fault behind the rail's last failure: local NIC, remote NIC, path, transient,
+    or peer (its process has ended); none: not told yet, or no fault of the network."""
     slow: bool
     been_up: bool
     """False and not UP: the rail has never been up. True and not UP: the rail is lost."""

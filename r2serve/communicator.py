@@ -54,8 +54,8 @@ class Stepping(Protocol):
     def end_step(self) -> None: ...
 
 
-class Step:
-    """An open step of a communicator; the end of a ``with`` block ends the step."""
+class StepScope:
+    """The scope of a communicator's open step; the end of a ``with`` block ends the step."""
 
     def __init__(self, communicator: Stepping) -> None:
         self._communicator = communicator
@@ -317,7 +317,7 @@ class Communicator(Collectives):
         data, _ = tensors.checked("tensor", tensor)
         self._process.engine.deregister_buffer(data.data_ptr())
 
-    def step(self, number: int, about: str = "") -> Step:
+    def step(self, number: int, about: str = "") -> StepScope:
         """Ends the open step and begins step ``number``; all ranks call.
 
         At the end of a step the ranks compare the step and their numbers of calls. So a call that
@@ -336,7 +336,7 @@ class Communicator(Collectives):
         """
         check_step(number)
         self._core.begin_step(number, about, True)
-        return Step(self)
+        return StepScope(self)
 
     def mark_step(self, number: int, about: str = "") -> None:
         """Begins step ``number`` without a comparison at the end of the step before.

@@ -23,7 +23,7 @@ import torch
 
 from r2serve import _core, tensors
 from r2serve.collectives import Collectives
-from r2serve.communicator import Communicator, Step, check_step
+from r2serve.communicator import Communicator, StepScope, check_step
 from r2serve.config import Config
 from r2serve.errors import ConfigError
 
@@ -145,7 +145,7 @@ class DeviceCommunicator(Collectives):
         """
         self._stream_core.compare_captures()
 
-    def step(self, number: int, about: str = "") -> Step:
+    def step(self, number: int, about: str = "") -> StepScope:
         """Ends the open step and begins a step, in the order of the current stream.
 
         Like ``Communicator.step``, but the host waits for nothing: ranks compare their calls,
@@ -155,7 +155,7 @@ class DeviceCommunicator(Collectives):
         check_step(number)
         self.host.mark_step(number, about)  # for all_to_allv
         self._stream_core.begin_step(self._stream(), number, about, True)
-        return Step(self)
+        return StepScope(self)
 
     def mark_step(self, number: int, about: str = "") -> None:
         """Begins a step without a comparison at its end; see ``Communicator.mark_step``."""

@@ -103,7 +103,7 @@ def cost_of(events: Sequence[journal.Event], rail: int) -> Cost:
     return Cost(len(stalls), max(stalls, default=0.0), replayed, hedged)
 
 
-class Traffic:
+class RailInUse:
     """Determines the rail in use before and during a fault, from readings of sent bytes.
 
     rail, bytes_before: the faulted rail, and the bytes of the last step before the fault.
@@ -191,16 +191,16 @@ class Striker:
         return played
 
     def _strike_once(self, kind: str, node: int, avoid: int | None) -> tuple[Played, FaultReport]:
-        played, traffic = self._play(kind, node, avoid)
+        played, in_use = self._play(kind, node, avoid)
         assert played.healed_ns is not None
         events = self._journals.events(played.struck_ns, played.healed_ns)
-        cost, back_ns = cost_of(events, traffic.rail), played.back_ns
-        name, after = _name(traffic.rail, node), traffic.rail_after
+        cost, back_ns = cost_of(events, in_use.rail), played.back_ns
+        name, after = _name(in_use.rail, node), in_use.rail_after
         self._watch(f"{kind} on {name}: stalled {cost.stall_ms_max:.1f} ms; healed")
         report = FaultReport(
             kind=kind,
             rail=name,
-            bytes_before=traffic.bytes_before,
+            bytes_before=in_use.bytes_before,
             replayed_chunks=cost.replayed_chunks,
             hedged_chunks=cost.hedged_chunks,
             rail_after="" if after is None else _name(after, node),
@@ -211,18 +211,18 @@ class Striker:
         )
         return played, report
 
-    def _play(self, kind: str, node: int, avoid: int | None) -> tuple[Played, Traffic]:
+    def _play(self, kind: str, node: int, avoid: int | None) -> tuple[Played, RailInUse]:
         """Plays a fault, from the choice of the rail until all rails are UP again."""
-        traffic = Traffic(self._journals.sent_bytes)
+        in_use = RailInUse(self._journals.sent_bytes)
 
         def aim() -> int:
-            traffic.rail, traffic.bytes_before = self._aim(kind, avoid)
-            return traffic.rail
+            in_use.rail, in_use.bytes_before = self._aim(kind, avoid)
+            return in_use.rail
 
         def attend() -> None:
             for played in player.played:
                 since_s = (time.monotonic_ns() - played.struck_ns) / 1e9
-                if played.healed_ns is None and traffic.seen(since_s):
+                if played.healed_ns is None and in_use.seen(since_s):
                     player.over.set()
 
         player = Player(
@@ -234,11 +234,11 @@ class Striker:
             attend=attend,
             poll_s=POLL_S,
             watch=self._watch,
-            text_of=lambda _: f"{kind} on {_name(traffic.rail, node)}",
+            text_of=lambda _: f"{kind} on {_name(in_use.rail, node)}",
         )
         player.play()
         (played,) = player.played
-        return played, traffic
+        return played, in_use
 
     def _aim(self, kind: str, avoid: int | None) -> tuple[int, int]:
         """Returns the rail of the last step and the bytes sent; prefers rails other than `avoid`.

@@ -161,7 +161,7 @@ def test_a_fault_is_healed_when_watching_it_is_interrupted(
     def interrupted(self: object, since_s: float) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(faults.Traffic, "seen", interrupted)
+    monkeypatch.setattr(faults.RailInUse, "seen", interrupted)
     with pytest.raises(KeyboardInterrupt):
         striker(engine).fault("carrier_loss", node=0)
     assert [word for word, *_ in engine.log] == ["strike", "heal"]

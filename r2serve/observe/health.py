@@ -89,7 +89,7 @@ def _failing(worker: Worker, stuck_s: float | None) -> list[str]:
         peers[rail.peer_engine].append(rail)
     for rails in peers.values():
         peer = rails[0].peer
-        if rails[0].farewell:
+        if rails[0].graceful_close:
             reasons.append(f"{worker.label}: {peer} has closed its links")
         elif not any(rail.may_carry and rail.state in _CARRYING for rail in rails):
             reasons.append(f"{worker.label}: no rail to {peer} is left")

@@ -105,7 +105,7 @@ class RailCounters:
     epoch: int
     may_carry: bool
     """The rail may carry data; a management NIC may only as the fallback."""
-    farewell: bool
+    graceful_close: bool
     """A graceful close has begun, by the peer or by this process."""
     peer_engine: int
     """Number of the peer's engine; unique even if peers in two groups share a label."""
@@ -387,7 +387,7 @@ def _name(names: tuple[str, ...], index: int) -> str:
 
 
 def _rail(values: tuple[bytes | int, ...]) -> RailCounters:
-    *texts, kind, state, cause, verdict, epoch, slow, carry, farewell, been_up = values[:12]
+    *texts, kind, state, cause, verdict, epoch, slow, carry, graceful_close, been_up = values[:12]
     *numbers, never_up, reserve, unit, drill = values[12:]
     name, peer, device = (_text(text) for text in texts if isinstance(text, bytes))
     integers: list[Any] = [int(number) for number in numbers]
@@ -402,7 +402,7 @@ def _rail(values: tuple[bytes | int, ...]) -> RailCounters:
         bool(slow),
         int(epoch),
         bool(carry),
-        bool(farewell),
+        bool(graceful_close),
         *integers,
     )
     return replace(

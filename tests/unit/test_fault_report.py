@@ -30,7 +30,7 @@ def rail(name: str, unit: int = 0, peer: int = 1) -> RailCounters:
         slow=False,
         epoch=1,
         may_carry=True,
-        farewell=False,
+        graceful_close=False,
         peer_engine=peer,
         since_ns=0,
         tx_bytes=0,

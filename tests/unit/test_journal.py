@@ -304,7 +304,7 @@ def test_fields_are_read_at_the_offsets_of_the_layout() -> None:
             epoch=9,
             since_ns=10,
             may_carry=True,
-            farewell=False,
+            graceful_close=False,
             peer_engine=77,
             tx_bytes=11,
             rx_bytes=12,

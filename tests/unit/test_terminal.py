@@ -43,7 +43,7 @@ def rail(number: int, peer: int, **fields: Any) -> RailCounters:
         "slow": False,
         "epoch": 3,
         "may_carry": True,
-        "farewell": False,
+        "graceful_close": False,
         "peer_engine": peer,
     } | fields
     counters = ("since_ns", "tx_bytes", "rx_bytes", "data_tx_bytes", "replayed_chunks")

@@ -34,7 +34,7 @@ bool Posted::settled() const {
     return entry.second->reported == entry.second->delivered;
   });
   return sent && reported &&
-         std::ranges::all_of(rails_, [](const Rail& rail) { return rail.farewells.empty(); });
+         std::ranges::all_of(rails_, [](const Rail& rail) { return rail.last_reports.empty(); });
 }
 
 void Posted::add_orphan(ConnectionId connection) {
@@ -133,9 +133,9 @@ bool Posted::next_frame(RailId id, OutFrame& frame) {
     rail.rooms.pop_front();
     leave_queue(due, id);
     put_room(due, header);
-  } else if (usable && !rail.farewells.empty()) {
-    const Farewell last = rail.farewells.front();
-    rail.farewells.pop_front();
+  } else if (usable && !rail.last_reports.empty()) {
+    const LastReport last = rail.last_reports.front();
+    rail.last_reports.pop_front();
     header.type = FrameType::room;
     header.communicator = last.connection;
     put({.delivered = last.delivered}, header);

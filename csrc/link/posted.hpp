@@ -206,7 +206,7 @@ class Posted {
     std::uint64_t number;
     std::uint32_t attempt;
   };
-  struct Farewell {  // a ROOM without permission, of a closed connection
+  struct LastReport {  // a ROOM without permission, of a closed connection
     ConnectionId connection;
     std::uint64_t delivered;
   };
@@ -223,13 +223,13 @@ class Posted {
   struct Rail {
     std::deque<MemoryId> memory;
     Ring<RoomDue> rooms;
-    std::deque<Farewell> farewells;
+    std::deque<LastReport> last_reports;
     Ring<NeedDue> needs;
     Ring<PutDue> puts;
     std::map<MemoryId, RemoteMemory> remote;  // of the peer, in this epoch
     TimeNs avoid_until = 0;                   // the peer's sender has suspected the rail
     [[nodiscard]] std::size_t due() const {
-      return memory.size() + rooms.size() + farewells.size() + needs.size() + puts.size();
+      return memory.size() + rooms.size() + last_reports.size() + needs.size() + puts.size();
     }
   };
 

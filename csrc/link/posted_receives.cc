@@ -99,11 +99,11 @@ void Posted::remember(const Receives& receives) {
 void Posted::part(RailId id, ConnectionId connection) {
   const auto known = closed_.find(connection);
   if (known == closed_.end()) return;
-  auto& farewells = rails_[id].farewells;
+  auto& last_reports = rails_[id].last_reports;
   const bool queued = std::ranges::any_of(
-      farewells, [&](const Farewell& last) { return last.connection == connection; });
+      last_reports, [&](const LastReport& last) { return last.connection == connection; });
   if (queued) return;
-  farewells.push_back({connection, known->second});
+  last_reports.push_back({connection, known->second});
   mark(id);
 }
 

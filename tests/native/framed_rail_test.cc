@@ -264,8 +264,8 @@ TEST(FramedRail, ReadsWhatArrivedBeforeAWriteFailed) {
   std::vector<std::byte> last = ends.post({300'000});
   ends.from.link.send_abort({7, ErrorCode::aborted, "interrupted"});
   ends.from.link.send_close();
-  const auto farewell = ends.sent();
-  last.insert(last.end(), farewell.begin(), farewell.end());
+  const auto frames = ends.sent();
+  last.insert(last.end(), frames.begin(), frames.end());
   Ends::arrive(ends.to, last);
   ends.to.pipe->refuses = true;
   const std::byte own{1};

@@ -38,13 +38,13 @@ from r2serve.lab.lab import Lab
 from r2serve.lab.player import Player
 from r2serve.lab.schedule import Fault
 
-# CARRIER: the port of the measuring node loses the carrier. PEER_PORT: the other node's port loses
-# the carrier; the measuring node's carrier stays up. BLACK_HOLE: the switch drops all packets;
-# every carrier stays up. MADE maps each kind to the lab's fault.
-CARRIER, PEER_PORT, BLACK_HOLE = "carrier_loss", "peer_port_loss", "black_hole"
-KINDS = (CARRIER, PEER_PORT, BLACK_HOLE)
-MADE = {CARRIER: "carrier_loss", PEER_PORT: "carrier_loss", BLACK_HOLE: "black_hole"}
-P99_MS = {CARRIER: 5.0, PEER_PORT: 10.0, BLACK_HOLE: 50.0}
+# CARRIER: the port of the measuring node loses the carrier. PEER_CARRIER: the other node's port
+# loses the carrier; the measuring node's carrier stays up. BLACK_HOLE: the switch drops all
+# packets; every carrier stays up. MADE maps each kind to the lab's fault.
+CARRIER, PEER_CARRIER, BLACK_HOLE = "carrier_loss", "peer_carrier_loss", "black_hole"
+KINDS = (CARRIER, PEER_CARRIER, BLACK_HOLE)
+MADE = {CARRIER: "carrier_loss", PEER_CARRIER: "carrier_loss", BLACK_HOLE: "black_hole"}
+P99_MS = {CARRIER: 5.0, PEER_CARRIER: 10.0, BLACK_HOLE: 50.0}
 TIMES_SHORTER = 20.0  # target for MPTCP's stall / r2ccl's stall, at the median and at p99
 
 STORE_PORT = 29410
@@ -406,7 +406,7 @@ def witnesses(kind: str, node: int, soaks: Sequence[Soak]) -> list[Soak]:
     """Returns the soaks of the ranks that measure a fault of ``kind`` at the port of ``node``."""
     if kind == CARRIER:
         return [soaks[node]]
-    if kind == PEER_PORT:
+    if kind == PEER_CARRIER:
         return [soak for rank, soak in enumerate(soaks) if rank != node]
     return list(soaks)
 

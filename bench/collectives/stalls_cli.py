@@ -9,13 +9,19 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from r2serve import faults
 from r2serve.bench.collectives import machine, stall_distributions
 from r2serve.bench.collectives.cli import clean_up_when_terminated, progress_lines
 from r2serve.bench.collectives.control import NotSupported, WorkerError
 from r2serve.bench.collectives.names import Named
 from r2serve.bench.collectives.strikes import StrikeError
+from r2serve.faults import canonical
 from r2serve.lab.holder import LabUnavailableError
+
+
+def named(kind: str) -> str:
+    """Returns the kind for a deprecated name; returns any other name unchanged."""
+    name = canonical(kind)
+    return stall_distributions.PEER_CARRIER if name == "peer_port_loss" else name
 
 
 @click.command(name="stalls")
@@ -48,7 +54,7 @@ from r2serve.lab.holder import LabUnavailableError
     "--kind",
     "kinds",
     multiple=True,
-    type=Named(stall_distributions.KINDS, faults.canonical),
+    type=Named(stall_distributions.KINDS, named),
     help="Measure only faults of this kind; may be repeated.  [default: all]",
 )
 @click.option(

@@ -24,7 +24,7 @@ from r2serve.bench.collectives.stall_distributions import (
     BLACK_HOLE,
     CARRIER,
     KINDS,
-    PEER_PORT,
+    PEER_CARRIER,
     Loss,
     Measured,
     NotSurvivedError,
@@ -68,10 +68,10 @@ def test_faults_are_split_over_the_sizes(count: int, parts: list[tuple[int, int]
 
 
 def test_the_ranks_that_measure_a_fault() -> None:
-    """Carrier loss: the rank without carrier. Peer port loss: the other rank. Black hole: both."""
+    """Own port: the rank without carrier. Peer's port: the other rank. Black hole: both ranks."""
     soaks = [Soak(0, [1]), Soak(0, [2])]
     assert witnesses(CARRIER, 1, soaks) == [soaks[1]]
-    assert witnesses(PEER_PORT, 1, soaks) == [soaks[0]]
+    assert witnesses(PEER_CARRIER, 1, soaks) == [soaks[0]]
     assert witnesses(BLACK_HOLE, 1, soaks) == soaks
 
 
@@ -96,18 +96,18 @@ def test_samples_are_grouped_by_kind_size_and_system() -> None:
 
 def test_targets_are_of_the_p99_and_of_the_ratio_to_mptcp() -> None:
     samples = [sample("r2ccl", kind, 6.0) for kind in KINDS]
-    samples += [sample("mptcp", CARRIER, 100.0), sample("mptcp", PEER_PORT, 300.0)]
+    samples += [sample("mptcp", CARRIER, 100.0), sample("mptcp", PEER_CARRIER, 300.0)]
     verdicts = {check.target: check for check in checks(stall_distributions.distributions(samples))}
     assert {name: check.met for name, check in verdicts.items()} == {
         "carrier_loss, 16 KiB: p99 of 1, ms": False,
         "carrier_loss, 16 KiB: MPTCP / r2ccl, median": False,
         "carrier_loss, 16 KiB: MPTCP / r2ccl, p99": False,
-        "peer_port_loss, 16 KiB: p99 of 1, ms": True,
-        "peer_port_loss, 16 KiB: MPTCP / r2ccl, median": True,
-        "peer_port_loss, 16 KiB: MPTCP / r2ccl, p99": True,
+        "peer_carrier_loss, 16 KiB: p99 of 1, ms": True,
+        "peer_carrier_loss, 16 KiB: MPTCP / r2ccl, median": True,
+        "peer_carrier_loss, 16 KiB: MPTCP / r2ccl, p99": True,
         "black_hole, 16 KiB: p99 of 1, ms": True,
     }
-    assert verdicts["peer_port_loss, 16 KiB: MPTCP / r2ccl, p99"].measured == 50
+    assert verdicts["peer_carrier_loss, 16 KiB: MPTCP / r2ccl, p99"].measured == 50
 
 
 def test_tables_and_json_have_every_number() -> None:
@@ -202,16 +202,27 @@ def test_nothing_to_measure_is_refused() -> None:
     assert CliRunner().invoke(command, ["stalls", "--kind", "flood"]).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("old", "kind"),
+    [("blackhole", BLACK_HOLE), ("peer-port", PEER_CARRIER), ("peer_port_loss", PEER_CARRIER)],
+)
+def test_a_deprecated_kind_is_accepted_with_a_note(old: str, kind: str) -> None:
+    nothing = ["--faults", "0", "--mptcp", "0", "--ucx", "0"]
+    result = CliRunner().invoke(command, ["stalls", "--kind", old, *nothing])
+    assert f"`{old}` is deprecated: use `{kind}`" in result.output
+    assert "there is nothing to measure" in result.output
+
+
 def test_a_stopped_benchmark_continues_with_the_missing_series(tmp_path: Path) -> None:
     path = tmp_path / "stalls.json"
     assert resume(path, "abc") == Measured()
-    done = [sample("r2ccl", CARRIER, 1.0), sample("r2ccl", PEER_PORT, 1.0)]
+    done = [sample("r2ccl", CARRIER, 1.0), sample("r2ccl", PEER_CARRIER, 1.0)]
     losses = [Loss("ucx", CARRIER, SMALL, 0, 0, "nothing in 40 s")]
     path.write_text(json.dumps(as_json(Measured(done, losses), {"commit": "abc"})))
     assert resume(path, "def") == Measured()
     measured = resume(path, "abc")
     assert measured == Measured(done, losses)
-    kinds = (CARRIER, PEER_PORT, BLACK_HOLE)
+    kinds = (CARRIER, PEER_CARRIER, BLACK_HOLE)
     assert measured.left("r2ccl", kinds, 1) == [(BLACK_HOLE, SMALL, 1)]
     # a lost measurement counts as done
     assert measured.left("ucx", (CARRIER,), 2) == [(CARRIER, LARGE, 1)]
@@ -273,7 +284,7 @@ def sampled(lab: Any, kind: str, **how: Any) -> Sample:
 
 
 @pytest.mark.parametrize(
-    ("kind", "word"), [(CARRIER, "cut"), (PEER_PORT, "cut"), (BLACK_HOLE, "black_hole")]
+    ("kind", "word"), [(CARRIER, "cut"), (PEER_CARRIER, "cut"), (BLACK_HOLE, "black_hole")]
 )
 def test_a_window_without_a_fault_comes_first(kind: str, word: str) -> None:
     """The switch port goes down in any case; node 1 or the other node measures the loss."""
@@ -355,15 +366,15 @@ def test_mptcp_supports_only_all_reduce_between_two_ranks() -> None:
 @pytest.mark.slow
 def test_real_faults_under_both_systems() -> None:
     try:
-        measured = run(2, 1, lambda line: None, kinds=(PEER_PORT,))
+        measured = run(2, 1, lambda line: None, kinds=(PEER_CARRIER,))
     except LabUnavailableError as error:
         pytest.skip(f"no lab: {error}")
     if measured.skipped:
         pytest.skip(measured.skipped[0].reason)
     assert [(one.system, one.kind, one.bytes) for one in measured.samples] == [
-        ("r2ccl", PEER_PORT, SMALL),
-        ("r2ccl", PEER_PORT, LARGE),
-        ("mptcp", PEER_PORT, SMALL),
+        ("r2ccl", PEER_CARRIER, SMALL),
+        ("r2ccl", PEER_CARRIER, LARGE),
+        ("mptcp", PEER_CARRIER, SMALL),
     ]
     for one in measured.samples:
         assert one.stall_ms > 0

@@ -21,7 +21,7 @@ from r2serve import _core, rendezvous, start, tensors
 from r2serve.collectives import Collectives
 from r2serve.config import Config
 from r2serve.errors import InvalidArgumentError
-from r2serve.faults import canonical
+from r2serve.faults import canonical, note_on
 from r2serve.observe import journal
 from r2serve.ports.host_address import control_address
 from r2serve.ports.identity import (
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from r2serve.tensors import Array
 
 _LOG = logging.getLogger("r2serve.r2ccl")
+_NOTED: set[str] = set()
+"""Deprecated names of faults with a note in the log; a name gets a single note."""
 
 
 def check_step(number: int) -> None:
@@ -414,5 +416,8 @@ class Communicator(Collectives):
         Raises:
             ValueError, InvalidArgumentError: unknown fault or rail; ``corrupt`` without checksums.
         """
+        if fault not in _NOTED and (note := note_on(fault)):
+            _NOTED.add(fault)
+            _LOG.warning("inject: %s", note)
         process = 0 if peer is None else self._members[peer]
         self._process.engine.inject(rail_index, canonical(fault), process, bytes_per_s)

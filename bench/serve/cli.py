@@ -23,7 +23,7 @@ from r2serve.bench.serve.alternate import Alternation
 from r2serve.bench.serve.alternation import AlternationError
 from r2serve.bench.serve.contenders import CONTENDERS
 from r2serve.bench.serve.outcome import Goal
-from r2serve.bench.serve.scenarios import SCENARIOS, line_of, named, parse, scenario
+from r2serve.bench.serve.scenarios import SCENARIOS, line_of, named, notes_on, parse, scenario
 from r2serve.bench.serve.store import Rows
 from r2serve.bench.serve.workload import (
     Lengths,
@@ -246,6 +246,7 @@ def command(
             state = Alternation.of(alternated, switch_s=switch_s, alternations=alternations)
         except (ScheduleError, ConfigError) as error:
             raise click.UsageError(f"--alternate: {error}") from error
+        _tell_notes(alternated)
         length = Lengths(output_tokens or OUTPUT_TOKENS_ALTERNATED, sigma=0, least=2)
         same = synthetic(PROMPTS_ALTERNATED, seed, Lengths(prompt_tokens, sigma=0), length)
         return _alternate(
@@ -350,11 +351,19 @@ def _beside(docs: Path, pictures: Mapping[str, Path]) -> dict[str, Path]:
 
 def _faults(scenarios: tuple[str, ...], schedule: Path | None) -> dict[str, tuple[Fault, ...]]:
     if schedule is not None:
+        text = schedule.read_text(encoding="utf-8")
         try:
-            return {schedule.stem: parse(schedule.read_text(encoding="utf-8"))}
+            faults = parse(text)
         except ScheduleError as error:
             raise ScheduleError(f"{schedule}: {error}") from error
+        _tell_notes(text)
+        return {schedule.stem: faults}
     return {name: scenario(name) for name in scenarios or ("healthy",)}
+
+
+def _tell_notes(schedule: str) -> None:
+    for note in notes_on(schedule):
+        click.echo(note, err=True)
 
 
 def _check_times(scenarios: dict[str, tuple[Fault, ...]], workload: Workload) -> None:

@@ -6,9 +6,9 @@ A line of a file is a fault::
 
 ``at`` counts from the first request. Without ``for``, the fault stays until the end. Empty lines
 and text after ``#`` are ignored. :data:`WORDS` has the kinds of faults; deprecated names are
-accepted, too. A fault strikes a rail of a node (``rail0@node1``), the busiest rail, determined one
-second before (``used@node1``), all rails (``all@node1``), or the management NIC (``mgmt@node1``).
-The management NIC carries the engine's own connections between the nodes.
+accepted with a note. A fault strikes a rail of a node (``rail0@node1``), the busiest rail,
+determined one second before (``used@node1``), all rails (``all@node1``), or the management NIC
+(``mgmt@node1``). The management NIC carries the engine's own connections between the nodes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 
-from r2serve.faults import canonical
+from r2serve.faults import canonical, note_on
 from r2serve.lab.schedule import Aim, Fault, ScheduleError, check_apart
 
 WORDS = (
@@ -107,6 +107,13 @@ def parse(text: str, nodes: int = 2, rails: int = 2) -> tuple[Fault, ...]:
     faults.sort(key=lambda fault: fault.at_s)
     check_apart(faults, AIM_S, line_of)
     return tuple(faults)
+
+
+def notes_on(text: str) -> list[str]:
+    """Returns a note for each deprecated name in a schedule; several lines share a note."""
+    parts = (part for line in text.splitlines() for part in line.partition("#")[0].split(","))
+    notes = [note_on(part.partition(":")[0].strip()) for part in parts]
+    return list(dict.fromkeys(note for note in notes if note))
 
 
 def _parse_line(number: int, line: str, nodes: int, rails: int) -> Fault:

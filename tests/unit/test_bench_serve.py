@@ -247,6 +247,28 @@ def test_a_schedule_file_is_named_in_its_error(tmp_path: Path) -> None:
     assert "mine.txt: line 1: cut is 'nowhere'" in " ".join(result.output.split())
 
 
+def test_a_deprecated_name_in_a_schedule_is_noted_once(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text(
+        "at: 8s, cut: rail0@node0, for: 1s  # drop\n"
+        "at: 20s, cut: rail0@node1, for: 1s\nat: 30s, slow: rail1@node0\n"
+    )
+    short = ["--rate", "100", "--requests", "2"]  # every fault would be too late: no engine starts
+    result = CliRunner().invoke(command, ["--faults", str(path), *short])
+    assert result.exit_code == 2
+    assert result.output.count("is deprecated") == 1
+    assert "`cut` is deprecated: use `carrier_loss`" in result.output
+
+
+def test_a_deprecated_name_of_the_alternated_fault_is_noted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("r2serve.bench.serve.cli._alternate", lambda *_: None)
+    result = CliRunner().invoke(command, ["--alternate", "cut: rail0@node1"])
+    assert result.exit_code == 0
+    assert result.output == "`cut` is deprecated: use `carrier_loss`\n"
+
+
 # ---- against a played server ----
 
 

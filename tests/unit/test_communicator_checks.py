@@ -151,6 +151,19 @@ def test_an_unknown_fault_is_named(pair: list[Communicator]) -> None:
 
 
 @pytest.mark.timeout(60)
+def test_a_deprecated_fault_is_noted_once(
+    pair: list[Communicator], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("r2serve.communicator._NOTED", set())
+    for fault in ("cut", "cut", "carrier_loss"):
+        with pytest.raises(InvalidArgumentError, match="no peer has a rail of this index"):
+            pair[1].inject(3, fault)
+    logged = [record.getMessage() for record in caplog.records]
+    noted = [line for line in logged if "deprecated" in line]
+    assert noted == ["inject: `cut` is deprecated: use `carrier_loss`"]
+
+
+@pytest.mark.timeout(60)
 def test_nothing_was_sent_and_the_communicator_stays_usable(pair: list[Communicator]) -> None:
     for call, _ in WRONG.values():
         with pytest.raises(InvalidArgumentError):

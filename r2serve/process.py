@@ -26,7 +26,7 @@ from r2serve.ports.identity import node_identity
 from r2serve.ports.info import PortInfo, ProcessInfo, pair_secret, read_key
 from r2serve.ports.listening import PortListeners
 from r2serve.ports.pairing import lonely_ports, no_data_rail, rails_between
-from r2serve.ports.rdma import Carrier, carrier_of, list_ports
+from r2serve.ports.rdma import Transport, list_ports, transport_of
 from r2serve.ports.telling import not_used, tell
 from r2serve.ports.wires import Question, Wire, ask
 
@@ -224,32 +224,32 @@ class Process:
         self._wires: set[Wire] = set()
         self._asked: set[Wire] = set()
         may_wait = self.config.rdma != "require"
-        listening = PortListeners(self.engine.listen, self._carriers_of, may_wait, self._gpu)
+        listening = PortListeners(self.engine.listen, self._transports_of, may_wait, self._gpu)
         infos = (*listening.open(choice.ports), *listening.open_later(choice.later))
         self._unused = tuple(not_used(choice, {info.device for info in infos}))
         return infos
 
-    def _carriers_of(self, port: Port) -> list[Carrier]:
+    def _transports_of(self, port: Port) -> list[Transport]:
         """Chooses the transport of this port's rails for each address: verbs or TCP.
 
         Raises:
             ConfigError: ``rdma`` is ``require`` and the port cannot use verbs.
         """
-        carriers = [
-            carrier_of(port.rdma, each.address, self.config, self.engine.open_verbs)
+        transports = [
+            transport_of(port.rdma, each.address, self.config, self.engine.open_verbs)
             for each in port.addresses
         ]
         where = f"{port.name} ({port.device or port.address})"
-        if not all(carrier.why_tcp for carrier in carriers):
-            return carriers
-        why = carriers[0].why_tcp
+        if not all(transport.why_tcp for transport in transports):
+            return transports
+        why = transports[0].why_tcp
         if self.config.rdma == "require":
             raise ConfigError(
                 f"rdma (R2CCL_RDMA) is 'require', but rails of {where} would use TCP: {why}"
             )
         if self.config.rdma == "auto" and port.rdma is not None:
             _LOG.warning("rails of %s use TCP instead of verbs: %s", where, why)
-        return carriers
+        return transports
 
     def _listen_for_control(self, ports: Sequence[PortInfo]) -> PortInfo | None:
         """Listens on the management NIC: for control frames, and for data without other rails."""

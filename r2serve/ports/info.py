@@ -16,7 +16,7 @@ from r2serve.ports.addresses import UNSPECIFIED, UNSPECIFIED_V6
 from r2serve.ports.choice import Port
 from r2serve.ports.interfaces import Route
 from r2serve.ports.pci import Distance, Function, distance, function
-from r2serve.ports.rdma import Carrier
+from r2serve.ports.rdma import Transport
 
 SHORTEST_KEY = 32
 """Bytes of a pre-shared key, at least."""
@@ -85,22 +85,22 @@ class PortInfo:
     def of(
         cls,
         port: Port,
-        carriers: Sequence[Carrier],
+        transports: Sequence[Transport],
         numbers: Sequence[int | None] = (),
         gpu: Function | None = None,
     ) -> PortInfo:
         """Describes a port of this node for peers.
 
         Args:
-            carriers: transport of each address.
+            transports: transport of each address.
             numbers: listening TCP port of each address; None: the address has no listener. Empty:
                 no address has a listener so far.
             gpu: the GPU of this process; None: none, or unknown.
         """
-        carrier = carriers[0]
+        transport = transports[0]
         numbers = numbers or [0] * len(port.addresses)
-        others = zip(port.others, carriers[1:], numbers[1:], strict=True)
-        verbs = next((each.port for each in carriers if each.port), None)
+        others = zip(port.others, transports[1:], numbers[1:], strict=True)
+        verbs = next((each.port for each in transports if each.port), None)
         return cls(
             device="" if port.device == "lo" else port.device,
             address=port.address,
@@ -108,8 +108,8 @@ class PortInfo:
             verbs_device=verbs.device if verbs else "",
             verbs_port=verbs.port if verbs else 0,
             network=port.network,
-            fabric=carrier.fabric,
-            gid=_gid(carrier),
+            fabric=transport.fabric,
+            gid=_gid(transport),
             borrowed=port.borrowed,
             others=tuple(
                 AddressInfo(
@@ -178,8 +178,8 @@ class PortInfo:
         return f"{self.device or 'lo'} ({', '.join(word for word in words if word)})"
 
 
-def _gid(carrier: Carrier) -> str:
-    return str(carrier.gid.address) if carrier.gid else ""
+def _gid(transport: Transport) -> str:
+    return str(transport.gid.address) if transport.gid else ""
 
 
 def _known(kind: Any, values: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from r2serve.ports.addresses import UNSPECIFIED, UNSPECIFIED_V6
 from r2serve.ports.choice import Port
 from r2serve.ports.info import PortInfo
 from r2serve.ports.pci import Function
-from r2serve.ports.rdma import Carrier
+from r2serve.ports.rdma import Transport
 
 _LOG = logging.getLogger("r2serve.r2ccl")
 
@@ -27,7 +27,7 @@ class PortListeners:
     def __init__(
         self,
         listen: Callable[[str, str, str], int],
-        carriers_of: Callable[[Port], list[Carrier]],
+        transports_of: Callable[[Port], list[Transport]],
         may_wait: bool = True,
         gpu: Function | None = None,
     ) -> None:
@@ -36,12 +36,12 @@ class PortListeners:
         Args:
             listen: listens on kind, device and address, and returns the TCP port; may raise
                 R2cclError.
-            carriers_of: returns the transport of each address of a port.
+            transports_of: returns the transport of each address of a port.
             may_wait: whether ports may join later; their rails use TCP.
             gpu: the GPU of this process; None: none, or unknown.
         """
         self._listen = listen
-        self._carriers_of = carriers_of
+        self._transports_of = transports_of
         self._may_wait = may_wait
         self._gpu = gpu
 
@@ -75,8 +75,8 @@ class PortListeners:
         return found
 
     def _open(self, port: Port) -> PortInfo:
-        carriers = self._carriers_of(port)
-        device = PortInfo.of(port, carriers).device
+        transports = self._transports_of(port)
+        device = PortInfo.of(port, transports).device
         heard: list[tuple[int, int]] = []  # place and TCP port of each address with a listener
         refused: list[R2cclError] = []
         for place, each in enumerate(port.addresses):
@@ -91,7 +91,7 @@ class PortListeners:
         places = [place for place, _ in heard]
         return PortInfo.of(
             _with_addresses(port, places),
-            [carriers[place] for place in places],
+            [transports[place] for place in places],
             [number for _, number in heard],
             self._gpu,
         )
@@ -111,8 +111,8 @@ class PortListeners:
         except R2cclError as error:
             raise refused from error
         _LOG.warning("%s is no rail yet: %s; it joins once it is ready", device, refused)
-        carrier = Carrier(why_tcp="the port has no listener so far")
-        return PortInfo.of(waiting, [carrier], [number], self._gpu)
+        transport = Transport(why_tcp="the port has no listener so far")
+        return PortInfo.of(waiting, [transport], [number], self._gpu)
 
 
 def _with_addresses(port: Port, places: Sequence[int]) -> Port:

@@ -77,7 +77,7 @@ class RdmaPort:
 
 
 @dataclass(frozen=True)
-class Carrier:
+class Transport:
     """Transport of the rails of a local port."""
 
     port: RdmaPort | None = None
@@ -96,9 +96,9 @@ class Carrier:
         return "RoCE v2" if self.gid.kind == "RoCE v2" else "RoCE v1"
 
 
-def carrier_of(
+def transport_of(
     port: RdmaPort | None, address: str, config: Config, open_port: Callable[[str, int], None]
-) -> Carrier:
+) -> Transport:
     """Decides between verbs and TCP for the rails of a port, for the engine and for ``topo``.
 
     Args:
@@ -107,17 +107,17 @@ def carrier_of(
         open_port: function of an engine; raises if the device cannot be used.
     """
     if config.rdma == "off":
-        return Carrier(why_tcp="R2CCL_RDMA is 'off'")
+        return Transport(why_tcp="R2CCL_RDMA is 'off'")
     if port is None:
-        return Carrier(why_tcp="the port has no RDMA device")
+        return Transport(why_tcp="the port has no RDMA device")
     if config.gid_index < 0 and not port.answers_to(address):
-        return Carrier(why_tcp=f"{port.name} has no GID for {address}")
+        return Transport(why_tcp=f"{port.name} has no GID for {address}")
     try:
         gid = _choose_gid(port, address, config.gid_index)
         open_port(port.device, port.port)
     except R2cclError as error:
-        return Carrier(why_tcp=f"{port.name} cannot be used: {error}")
-    return Carrier(port, gid)
+        return Transport(why_tcp=f"{port.name} cannot be used: {error}")
+    return Transport(port, gid)
 
 
 def _choose_gid(port: RdmaPort, address: str, wanted: int) -> Gid:

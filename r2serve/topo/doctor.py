@@ -117,7 +117,7 @@ def library_loads(patient: Patient) -> Iterator[Finding]:
 
 
 def rdma_is_used(patient: Patient) -> Iterator[Finding]:
-    """Applies the rule of the engine and of ``topo``: :func:`r2serve.ports.rdma.carrier_of`."""
+    """Applies the rule of the engine and of ``topo``: :func:`r2serve.ports.rdma.transport_of`."""
     node, required = patient.node, patient.config.rdma == "require"
     for nic in patient.rails:
         if not nic.why_tcp or not (required or (nic.rdma and patient.config.rdma == "auto")):

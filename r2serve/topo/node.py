@@ -17,7 +17,7 @@ from r2serve.ports.choice import Choice, Port, select_ports
 from r2serve.ports.info import PortInfo
 from r2serve.ports.interfaces import Interface, list_interfaces
 from r2serve.ports.pci import Distance, Function
-from r2serve.ports.rdma import Carrier, RdmaPort, carrier_of, list_ports, port_of_interface
+from r2serve.ports.rdma import RdmaPort, Transport, list_ports, port_of_interface, transport_of
 from r2serve.ports.telling import faster, shared_fate
 from r2serve.ports.without_netlink import list_interfaces_by_ioctl
 from r2serve.topo import gpus, verbs
@@ -126,7 +126,7 @@ def look(config: Config, management_address: str | None = None) -> NodeReport:
         interfaces = list_interfaces_by_ioctl()
     choice = select_ports(config.rails, config.management, management_address, all_rdma)
     ports = choice.ports
-    carried = list(zip(ports, _carriers(ports, config), strict=True))
+    carried = list(zip(ports, _transports(ports, config), strict=True))
     nics = tuple(
         _nic(
             interface, [each for each in carried if each[0].device == interface.name], rdma, choice
@@ -136,8 +136,8 @@ def look(config: Config, management_address: str | None = None) -> NodeReport:
     )
     own_rdma = {
         each.port.device
-        for _, carriers in carried
-        for each in carriers
+        for _, transports in carried
+        for each in transports
         if each.port and not each.why_tcp
     }
     found, cuda = gpus.look(config, sorted(own_rdma))
@@ -148,7 +148,7 @@ def look(config: Config, management_address: str | None = None) -> NodeReport:
         verbs.library_state(),
         found,
         cuda,
-        tuple(End.of(port.name, PortInfo.of(port, carriers)) for port, carriers in carried),
+        tuple(End.of(port.name, PortInfo.of(port, transports)) for port, transports in carried),
         (*choice.warnings, *(faster(each) for each in choice.left_out if each.faster)),
         tuple(shared_fate(ports)),
     )
@@ -158,7 +158,7 @@ def _is_rail(interface: Interface, ports: Sequence[Port]) -> bool:
     return any(port.device == interface.name for port in ports)
 
 
-def _carriers(ports: Sequence[Port], config: Config) -> list[list[Carrier]]:
+def _transports(ports: Sequence[Port], config: Config) -> list[list[Transport]]:
     """Returns the transport of each port's addresses; a temporary engine tests RDMA devices."""
     unseen = replace(config, journal_dir="", fault_file="", drills=False)
     with ExitStack() as afterwards:
@@ -173,20 +173,20 @@ def _carriers(ports: Sequence[Port], config: Config) -> list[list[Carrier]]:
             engine().open_verbs(device, number)
 
         return [
-            [carrier_of(port.rdma, each.address, config, open_port) for each in port.addresses]
+            [transport_of(port.rdma, each.address, config, open_port) for each in port.addresses]
             for port in ports
         ]
 
 
 def _nic(
     interface: Interface,
-    own: Sequence[tuple[Port, list[Carrier]]],
+    own: Sequence[tuple[Port, list[Transport]]],
     rdma: Sequence[RdmaPort],
     choice: Choice,
 ) -> Nic:
     port = port_of_interface(rdma, interface.name)
     # A port uses verbs if any of its addresses can.
-    carriers = [min(carriers, key=lambda each: bool(each.why_tcp)) for _, carriers in own]
+    transports = [min(transports, key=lambda each: bool(each.why_tcp)) for _, transports in own]
     directory = _NET / interface.name
     function = directory / "device"
     address = interface.pci
@@ -205,20 +205,20 @@ def _nic(
         numa_node=placed.numa_node if placed else -1,
         rdma=port.name if port else "",
         rdma_state=port.state if port else "",
-        gid=next((_gid(carrier) for carrier in carriers if carrier.gid), ""),
+        gid=next((_gid(transport) for transport in transports if transport.gid), ""),
         verbs=verbs.describe(port.device, port.port) if port else None,
         rail=", ".join(each.name for each, _ in own),
-        kind=", ".join(dict.fromkeys("verbs" if each.port else "tcp" for each in carriers)),
+        kind=", ".join(dict.fromkeys("verbs" if each.port else "tcp" for each in transports)),
         why_not="" if own else choice.why_not(interface.name) or "not chosen",
-        why_tcp="; ".join(dict.fromkeys(each.why_tcp for each in carriers if each.why_tcp)),
+        why_tcp="; ".join(dict.fromkeys(each.why_tcp for each in transports if each.why_tcp)),
         soft_rdma=port is not None and port.software,
         reserve=own[0][0].reserve if own else "",
         unit=own[0][0].unit.name if own else "",
     )
 
 
-def _gid(carrier: Carrier) -> str:
-    gid = carrier.gid
+def _gid(transport: Transport) -> str:
+    gid = transport.gid
     return f"{gid.index} ({gid.kind}, {gid.address.ipv4_mapped or gid.address})" if gid else ""
 
 

@@ -15,7 +15,7 @@ from r2serve.ports.choice import Port
 from r2serve.ports.info import PortInfo, ProcessInfo
 from r2serve.ports.pairing import rails_between
 from r2serve.ports.pci import Distance
-from r2serve.ports.rdma import Carrier
+from r2serve.ports.rdma import Transport
 
 COUNT = 8
 
@@ -138,8 +138,8 @@ def test_a_rank_finds_its_gpu_and_the_distances_of_its_ports(machine: None) -> N
     assert gpu.address == "0000:9b:00.0"
     assert nearness.index_of(gpu) == 1
     port = Port("rail0", "eth0", "10.0.0.1", socket.AF_INET, pci="0000:9c:00.0")
-    assert PortInfo.of(port, [Carrier()], gpu=gpu).away == Distance.PIX
-    assert PortInfo.of(port, [Carrier()]).away == Distance.SYS
+    assert PortInfo.of(port, [Transport()], gpu=gpu).away == Distance.PIX
+    assert PortInfo.of(port, [Transport()]).away == Distance.SYS
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from r2serve.ports.choice import Choice, choose
 from r2serve.ports.info import AddressInfo, PortInfo, ProcessInfo
 from r2serve.ports.interfaces import Interface, Route
 from r2serve.ports.pairing import lonely_ports, pair_ports, rails_between, unpaired
-from r2serve.ports.rdma import Carrier
+from r2serve.ports.rdma import Transport
 from r2serve.ports.same_network import problems
 from r2serve.ports.wires import Wire, ask, questions
 
@@ -45,7 +45,7 @@ def infos(choice: Choice, first: int = 40_000) -> tuple[PortInfo, ...]:
     return tuple(
         PortInfo.of(
             port,
-            [Carrier(why_tcp="none")] * len(port.addresses),
+            [Transport(why_tcp="none")] * len(port.addresses),
             [first + 10 * place + each for each in range(len(port.addresses))],
         )
         for place, port in enumerate(choice.ports)

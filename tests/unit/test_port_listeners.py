@@ -13,7 +13,7 @@ from r2serve.ports.choice import Port, choose
 from r2serve.ports.info import PortInfo
 from r2serve.ports.interfaces import Interface
 from r2serve.ports.listening import PortListeners
-from r2serve.ports.rdma import Carrier
+from r2serve.ports.rdma import Transport
 
 
 def ports(*entries: tuple[str, list[str]]) -> tuple[Port, ...]:
@@ -37,10 +37,10 @@ def listeners(refused: set[str], *, may_wait: bool = True) -> PortListeners:
             raise InvalidArgumentError(f"cannot listen on {address}")
         return next(numbers)
 
-    def carriers(port: Port) -> list[Carrier]:
-        return [Carrier(why_tcp="none")] * len(port.addresses)
+    def transports(port: Port) -> list[Transport]:
+        return [Transport(why_tcp="none")] * len(port.addresses)
 
-    return PortListeners(listen, carriers, may_wait)
+    return PortListeners(listen, transports, may_wait)
 
 
 def shown(found: list[PortInfo]) -> list[tuple[str, list[str]]]:

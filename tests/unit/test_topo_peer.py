@@ -19,7 +19,7 @@ from r2serve.config import Config
 from r2serve.errors import ConfigError, R2cclError
 from r2serve.ports.choice import Choice, Port
 from r2serve.ports.interfaces import Interface
-from r2serve.ports.rdma import Gid, RdmaPort, carrier_of
+from r2serve.ports.rdma import Gid, RdmaPort, transport_of
 from r2serve.process import Process
 from r2serve.topo import node, peer, reach
 from r2serve.topo.checks import Finding
@@ -148,9 +148,9 @@ def test_disabled_rdma_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_gid_equals_the_cores_choice() -> None:
-    carrier = carrier_of(BOTH, "10.0.0.1", Config(), lambda *_: None)
-    assert carrier.gid == BOTH.gids[2]
-    assert carrier.fabric == "RoCE v2"
+    transport = transport_of(BOTH, "10.0.0.1", Config(), lambda *_: None)
+    assert transport.gid == BOTH.gids[2]
+    assert transport.fabric == "RoCE v2"
 
 
 def test_pairs_have_a_kind_and_the_slower_speed() -> None:

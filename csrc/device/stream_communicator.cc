@@ -82,21 +82,21 @@ Status StreamCommunicator::open(const StreamOptions& options) {
   R2CCL_TRY(
       direct_.open(communicator_, node_.inter_node(), *device_, staging_bytes_, options.direct));
   node_.stage_directly(direct_.buffers().device);
-  carrier_ = std::make_unique<Carrier>(Carrier::Context{.mailbox = mailbox(),
-                                                        .communicator = communicator_,
-                                                        .inter_node = node_.inter_node(),
-                                                        .pinned = pinned_.host,
-                                                        .direct = direct_.buffers().host,
-                                                        .direct_memory = direct_.memory(),
-                                                        .device = *device_});
+  runner_ = std::make_unique<PlanRunner>(PlanRunner::Context{.mailbox = mailbox(),
+                                                             .communicator = communicator_,
+                                                             .inter_node = node_.inter_node(),
+                                                             .pinned = pinned_.host,
+                                                             .direct = direct_.buffers().host,
+                                                             .direct_memory = direct_.memory(),
+                                                             .device = *device_});
   ProxyOptions proxy = options.proxy;
-  if (node_.active()) proxy.watch = [carrier = carrier_.get()] { return carrier->watch(); };
+  if (node_.active()) proxy.watch = [runner = runner_.get()] { return runner->watch(); };
   Proxy::Flush flush;
-  if (direct_.memory().host_view) flush = [carrier = carrier_.get()] { return carrier->flush(); };
+  if (direct_.memory().host_view) flush = [runner = runner_.get()] { return runner->flush(); };
   auto made = std::make_unique<Proxy>(
       mailbox(),
-      [carrier = carrier_.get()](std::uint32_t plan, Sequence sequence) {
-        return carrier->carry(plan, sequence);
+      [runner = runner_.get()](std::uint32_t plan, Sequence sequence) {
+        return runner->run(plan, sequence);
       },
       std::move(flush), proxy);
   R2CCL_TRY(made->start());
@@ -424,7 +424,7 @@ std::uint32_t StreamCommunicator::add_plan(const Plan& plan, bool captured, cons
   Plan slice = plan;
   slice.captured = captured;
   for (std::size_t& count : slice.counts) count = of.of(count);
-  return carrier_->add(std::move(slice));
+  return runner_->add(std::move(slice));
 }
 
 }  // namespace r2ccl::device

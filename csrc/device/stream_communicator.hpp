@@ -18,12 +18,12 @@
 #include <string>
 #include <vector>
 
-#include "device/carrier.hpp"
 #include "device/direct_bodies.hpp"
 #include "device/direct_staging.hpp"
 #include "device/exchange_bodies.hpp"
 #include "device/kernel_image.hpp"
 #include "device/node_exchange.hpp"
+#include "device/plan_runner.hpp"
 #include "device/proxy.hpp"
 #include "drivers/cuda_device.hpp"
 #include "engine/communicator.hpp"
@@ -269,8 +269,8 @@ class StreamCommunicator {
   bool step_open_ = false;
   std::uint64_t steps_ended_ = 0;
 
-  std::unique_ptr<Carrier> carrier_;  // null if never opened
-  std::unique_ptr<Proxy> proxy_;      // null if closed; the proxy's thread uses carrier_
+  std::unique_ptr<PlanRunner> runner_;  // null if never opened
+  std::unique_ptr<Proxy> proxy_;        // null if closed; the proxy's thread uses runner_
   Status closed_;
 };
 

@@ -51,7 +51,7 @@ Status StreamCommunicator::post(cuda::Stream stream, Plan plan) {
   if (capturing.value())
     return {ErrorCode::invalid_argument,
             "stream: is being captured; a step begins and ends outside of graphs"};
-  return stage(stream, pinned_, {}, {0, 0, 1}, 0, carrier_->add(std::move(plan)));
+  return stage(stream, pinned_, {}, {0, 0, 1}, 0, runner_->add(std::move(plan)));
 }
 
 void StreamCommunicator::compare_captures() {
@@ -67,7 +67,7 @@ std::uint64_t StreamCommunicator::steps_ended() {
 Status StreamCommunicator::await_steps(std::uint64_t steps) {
   const auto began = Clock::now();
   auto asked = began;
-  while (carrier_->steps_compared() < steps) {
+  while (runner_->steps_compared() < steps) {
     R2CCL_TRY(failure());
     const auto now = Clock::now();
     if (now - asked >= interrupt_interval) {

@@ -1,4 +1,4 @@
-#include "device/carrier.hpp"
+#include "device/plan_runner.hpp"
 
 #include <numeric>
 #include <string>
@@ -16,7 +16,7 @@ std::uint16_t next_capture(std::uint16_t number) {
 
 }  // namespace
 
-std::uint32_t Carrier::add(Plan plan) {
+std::uint32_t PlanRunner::add(Plan plan) {
   const std::lock_guard guard(mutex_);
   // All ranks capture the same plans in the same order, except those of two ranks.
   const bool of_all = plan.collective != Collective::send && plan.collective != Collective::recv;
@@ -31,7 +31,7 @@ std::uint32_t Carrier::add(Plan plan) {
   return number;
 }
 
-Status Carrier::carry(std::uint32_t number, Sequence sequence) {
+Status PlanRunner::run(std::uint32_t number, Sequence sequence) {
   Plan plan;
   {
     const std::lock_guard guard(mutex_);
@@ -57,7 +57,7 @@ Status Carrier::carry(std::uint32_t number, Sequence sequence) {
   return status;
 }
 
-Status Carrier::carry_out(const Plan& plan, std::byte* in, std::byte* out) {
+Status PlanRunner::carry_out(const Plan& plan, std::byte* in, std::byte* out) {
   switch (plan.work) {
     case Work::call: break;
     case Work::begin_step: return begin_step(plan);
@@ -68,20 +68,20 @@ Status Carrier::carry_out(const Plan& plan, std::byte* in, std::byte* out) {
   return call(plan, in, out);
 }
 
-Status Carrier::begin_step(const Plan& plan) {
+Status PlanRunner::begin_step(const Plan& plan) {
   R2CCL_TRY(context_.communicator.begin_step(plan.step, plan.about, /*compare=*/false));
   if (context_.inter_node == nullptr) return {};
   return context_.inter_node->begin_step(plan.step, plan.about, /*compare=*/false);
 }
 
-Status Carrier::end_step() {
+Status PlanRunner::end_step() {
   if (context_.inter_node != nullptr) R2CCL_TRY(context_.inter_node->end_step(/*compare=*/false));
   R2CCL_TRY(context_.communicator.end_step());
   steps_compared_.fetch_add(1, std::memory_order_release);
   return {};
 }
 
-Status Carrier::call(const Plan& plan, std::byte* in, std::byte* out) {
+Status PlanRunner::call(const Plan& plan, std::byte* in, std::byte* out) {
   const std::size_t count = plan.counts.front();
   const bool at_root = context_.communicator.rank() == plan.root;
   Communicator& ranks = among(plan);
@@ -114,13 +114,13 @@ Status Carrier::call(const Plan& plan, std::byte* in, std::byte* out) {
   return {ErrorCode::internal, "the posted plan has an unknown collective"};
 }
 
-Status Carrier::flush() {
+Status PlanRunner::flush() {
   if (!written_by_nics_) return {};
   R2CCL_TRY(context_.direct_memory.host_view->failure());
   return context_.direct_memory.needs_flush ? context_.device.flush_writes() : Status();
 }
 
-Status Carrier::watch() {
+Status PlanRunner::watch() {
   if (load_acquire(context_.mailbox.entered) == load_acquire(context_.mailbox.left)) {
     inside_since_ = 0;
     return {};

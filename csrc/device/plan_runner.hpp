@@ -39,9 +39,9 @@ struct Plan {
   std::string about = {};
 };
 
-class Carrier {
+class PlanRunner {
  public:
-  // The objects that the carrier uses.  All of them outlive the carrier.
+  // The objects that the runner uses.  All of them outlive the runner.
   struct Context {
     const Mailbox& mailbox;
     Communicator& communicator;
@@ -52,9 +52,9 @@ class Carrier {
     const cuda::Device& device;
   };
 
-  explicit Carrier(const Context& context) : context_(context) {}
-  Carrier(const Carrier&) = delete;
-  Carrier& operator=(const Carrier&) = delete;
+  explicit PlanRunner(const Context& context) : context_(context) {}
+  PlanRunner(const PlanRunner&) = delete;
+  PlanRunner& operator=(const PlanRunner&) = delete;
 
   // Stores a plan and returns its number, by which kernels post the plan.  Thread-safe.
   std::uint32_t add(Plan plan);
@@ -65,8 +65,8 @@ class Carrier {
 
   // ---- proxy thread only ----
   // Carries out plan `number` on the staging entry of `sequence`.
-  Status carry(std::uint32_t number, Sequence sequence);
-  // Makes NIC writes of the last carry() visible to kernels.  Returns an error if a copy of GPU
+  Status run(std::uint32_t number, Sequence sequence);
+  // Makes NIC writes of the last run() visible to kernels.  Returns an error if a copy of GPU
   // memory has failed.
   Status flush();
   // While an exchange is open, checks that the ranks of this node are alive.  Only kernels wait for
@@ -91,7 +91,7 @@ class Carrier {
   std::uint16_t captures_ = 0;  // number of the last captured plan
   std::atomic<std::uint64_t> steps_compared_ = 0;
 
-  bool written_by_nics_ = false;  // the last carry() was staged in GPU memory
+  bool written_by_nics_ = false;  // the last run() was staged in GPU memory
   TimeNs inside_since_ = 0;       // first watch() of the open exchange; 0 = none is open
 };
 

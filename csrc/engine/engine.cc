@@ -114,7 +114,7 @@ Engine::~Engine() {
   // In a forked child, threads, queue pairs and devices belong to the parent.
   if (background_.joinable()) background_.detach();
   for (auto& [process, peer] : peers_)
-    for (CarriedLink::End& end : peer->ends)
+    for (LinkOfRails::End& end : peer->ends)
       for (auto* rail : {&end.rail, &end.fencing})
         if (*rail &&
             peer->link.kind(static_cast<RailId>(&end - peer->ends.data())) == RailKind::verbs)
@@ -177,7 +177,7 @@ void Engine::close(double linger_s) {
   const Lock guard(*this);
   fence_verbs();
   for (auto& [process, peer] : peers_)
-    for (CarriedLink::End& end : peer->ends) end.rail.reset();
+    for (LinkOfRails::End& end : peer->ends) end.rail.reset();
   connections_.reset();
   verbs_connections_.reset();
   for (auto& [process, peer] : peers_) peer->publish();

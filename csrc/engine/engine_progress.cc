@@ -296,17 +296,17 @@ void Engine::apply_fault(Peer& peer, RailId rail, Fault fault, double bytes_per_
   peer.rails[rail].fault = fault;
   peer.note_injected(rail, fault);
   peer.send(now);  // the announcement leaves before the fault
-  Rail* carrier = peer.ends[rail].rail.get();
+  Rail* transport = peer.ends[rail].rail.get();
   switch (fault) {
     case Fault::carrier_loss:
       peer.link.rail_failed(rail, peer.link.epoch(rail), RailCause::injected, now);
       break;
     case Fault::black_hole:
-      if (carrier) carrier->mute();
+      if (transport) transport->mute();
       break;
     case Fault::reset:
       peer.rails[rail].fault = Fault::none;
-      if (carrier) carrier->sever();
+      if (transport) transport->sever();
       break;
     case Fault::slow: peer.limit(rail, bytes_per_s); break;
     case Fault::corrupt: peer.link.corrupt(rail, true); break;
@@ -314,7 +314,7 @@ void Engine::apply_fault(Peer& peer, RailId rail, Fault fault, double bytes_per_
     case Fault::none:
       peer.limit(rail, 0);
       peer.link.corrupt(rail, false);
-      if (carrier) carrier->heal();
+      if (transport) transport->heal();
       peer.link.connect_soon(rail, now);
       break;
   }
@@ -384,7 +384,7 @@ void Engine::end_orphans(Peer& peer) {
 void Engine::block(const std::vector<Peer*>& peers) {
   std::vector<pollfd> fds{{arrivals_.get(), POLLIN, 0}};
   for (Peer* peer : peers) {
-    for (const CarriedLink::End& end : peer->ends) {
+    for (const LinkOfRails::End& end : peer->ends) {
       // A muted rail does not read arrivals, which would wake this thread again and again.
       if (!end.rail || end.rail->muted()) continue;
       const auto events = end.rail->arm();

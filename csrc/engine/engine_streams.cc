@@ -26,7 +26,7 @@ bool Engine::arm_streams(std::vector<pollfd>& fds) {
   const Lock guard(*this);
   fds.push_back({arrivals_.get(), POLLIN, 0});
   for (auto& [process, peer] : peers_)
-    for (const CarriedLink::End& end : peer->ends) {
+    for (const LinkOfRails::End& end : peer->ends) {
       if (!end.rail || end.rail->muted()) continue;
       const auto events = end.rail->arm();
       if (!events.has_value()) return false;

@@ -52,7 +52,7 @@ std::string RailEnd::port() const {
 
 Peer::Peer(const PeerDescription& description, const LinkOptions& options, Journal& journal,
            LogQueue& log, std::uint64_t jitter_seed)
-    : CarriedLink(options, kinds_of(description), jitter_seed),
+    : LinkOfRails(options, kinds_of(description), jitter_seed),
       process(description.process),
       label(description.label),
       rails(description.rails.size()),

@@ -16,7 +16,7 @@
 #include "journal/journal.hpp"
 #include "link/link.hpp"
 #include "link/posted.hpp"
-#include "rails/carried_link.hpp"
+#include "rails/link_of_rails.hpp"
 
 namespace r2ccl {
 
@@ -117,7 +117,7 @@ struct RailEnd {
 };
 
 // All functions need the engine's lock.
-class Peer final : public LinkObserver, public CarriedLink {
+class Peer final : public LinkObserver, public LinkOfRails {
  public:
   Peer(const PeerDescription& description, const LinkOptions& options, Journal& journal,
        LogQueue& log, std::uint64_t jitter_seed);

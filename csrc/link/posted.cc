@@ -80,13 +80,13 @@ void Posted::rail_moved(RailId id, RailState to, TimeNs now) {
       grant_all();
       queue_puts(now);
       break;
-    case RailState::suspect: lose_carrier(id, /*lost=*/false); break;
+    case RailState::suspect: lose_rooms(id, /*lost=*/false); break;
     case RailState::down:
       for (; !rail.rooms.empty(); rail.rooms.pop_front()) leave_queue(rail.rooms.front(), id);
       for (; !rail.needs.empty(); rail.needs.pop_front()) leave_queue(rail.needs.front(), id);
       rail = {};
       mark(id);
-      lose_carrier(id, /*lost=*/true);
+      lose_rooms(id, /*lost=*/true);
       lose_permissions(id, /*fenced=*/false);
       break;
     case RailState::fencing: lose_permissions(id, /*fenced=*/true); break;

@@ -86,7 +86,7 @@ class Posted {
   // Returns true if a send that is not taken has its source in the memory.
   [[nodiscard]] bool uses(ConnectionId connection, std::span<const std::byte> memory) const;
   // Ends the connection.  On false, RDMA rails may still read sources and are being fenced: call
-  // again.  Byte streams may read sources until CarriedLink::detach() has returned true, too.
+  // again.  Byte streams may read sources until LinkOfRails::detach() has returned true, too.
   [[nodiscard]] bool close_sends(ConnectionId connection, TimeNs now);
 
   // ---- called by Link ----
@@ -124,7 +124,7 @@ class Posted {
     std::uint32_t attempt = 0;  // of the last ROOM
     RailId rail = any_rail;     // permitted rail and epoch
     Epoch epoch = 0;
-    RailId carrier = any_rail;     // rail that carried the ROOM; any_rail: not sent
+    RailId room_rail = any_rail;   // rail that carried the ROOM; any_rail: not sent
     RailId wanted = any_rail;      // rail that the sender wants
     RailId asked_over = any_rail;  // rail of the last question: the answer goes the same way
     bool asked = false;            // a question about the present try waits for its answer
@@ -244,7 +244,7 @@ class Posted {
   void part(RailId rail, ConnectionId connection);
   void add_orphan(ConnectionId connection);
   void lose_permissions(RailId rail, bool fenced);
-  void lose_carrier(RailId rail, bool lost);
+  void lose_rooms(RailId rail, bool lost);
   void queue_room(Receives& receives, std::uint64_t number, RailId rail);
   static void leave_queue(const RoomDue& due, RailId rail);
   [[nodiscard]] bool on_need(RailId rail, const FrameHeader& header);

@@ -153,7 +153,7 @@ void Posted::grant_all() {
       const Receive& receive = receives->at(number);
       if (receive.state == Receive::State::due)
         grant(*receives, number);
-      else if (receive.state == Receive::State::permitted && receive.carrier == any_rail)
+      else if (receive.state == Receive::State::permitted && receive.room_rail == any_rail)
         send_room(*receives, number);
     }
   }
@@ -163,10 +163,10 @@ void Posted::send_room(Receives& receives, std::uint64_t number) {
   Receive& receive = receives.at(number);
   const RailId over = receive.asked_over;
   const bool same_way = over != any_rail && link_.state(over) == RailState::up;
-  const RailId carrier = same_way ? over : link_.best_rail();
-  receive.carrier = carrier;
-  if (carrier == any_rail) return;
-  queue_room(receives, number, carrier);
+  const RailId rail = same_way ? over : link_.best_rail();
+  receive.room_rail = rail;
+  if (rail == any_rail) return;
+  queue_room(receives, number, rail);
 }
 
 void Posted::queue_room(Receives& receives, std::uint64_t number, RailId rail) {
@@ -230,12 +230,12 @@ void Posted::lose_permissions(RailId id, bool fenced) {
 }
 
 // The frames that the rail carried may be lost, or late.
-void Posted::lose_carrier(RailId id, bool lost) {
+void Posted::lose_rooms(RailId id, bool lost) {
   for (const auto& [connection, receives] : receives_) {
     if (lost && receives->delivered > 0) receives->owed_now = true;
     for (std::uint64_t number = receives->first; number < receives->next; ++number) {
       Receive& receive = receives->at(number);
-      if (receive.state != Receive::State::permitted || receive.carrier != id) continue;
+      if (receive.state != Receive::State::permitted || receive.room_rail != id) continue;
       if (lost && receive.rail == id) continue;  // the permission ends, too
       const bool better = link_.best_rail() != id;
       if (!better || planted(Mutant::room_not_repeated)) continue;

@@ -21,7 +21,7 @@ std::uint32_t process_of(int rank) { return static_cast<std::uint32_t>(rank) + 1
 
 LinkEnd::LinkEnd(World& of, int own_rank, int peer_rank, const LinkOptions& options,
                  std::span<const RailKind> rail_kinds)
-    : CarriedLink(
+    : LinkOfRails(
           options, rail_kinds,
           (static_cast<std::uint64_t>(own_rank) << 32U) ^ static_cast<std::uint64_t>(peer_rank)),
       rank(own_rank),
@@ -185,7 +185,7 @@ void LinkEnd::tick() {
   progress();
   const bool refresh = now() - paths_refreshed_ >= path_refresh_ns;
   if (refresh) paths_refreshed_ = now();
-  CarriedLink::tick(now(), refresh);
+  LinkOfRails::tick(now(), refresh);
   start_due_connects();
   progress();
 }

@@ -7,14 +7,14 @@
 #include <vector>
 
 #include "connect/handshake.hpp"
-#include "rails/carried_link.hpp"
+#include "rails/link_of_rails.hpp"
 #include "sim/connection.hpp"
 
 namespace r2ccl::sim {
 
 class World;
 
-class LinkEnd final : public LinkObserver, public EventSink, public CarriedLink {
+class LinkEnd final : public LinkObserver, public EventSink, public LinkOfRails {
  public:
   LinkEnd(World& world, int own_rank, int peer_rank, const LinkOptions& options,
           std::span<const RailKind> rail_kinds);

@@ -139,7 +139,7 @@ bool PostedTraffic::send(End& at, Half& half) {
     if (!buffer.posted) continue;
     SendState state = posted.send_state(half.connection, buffer.number);
     if (state == SendState::detach &&
-        at.link_end.CarriedLink::detach(
+        at.link_end.LinkOfRails::detach(
             {.communicator = half.connection, .before = buffer.number + 1, .type = FrameType::put},
             now))
       state = SendState::done;

@@ -96,7 +96,7 @@ TimeNs SimChannel::clock() const { return world_.clock(world_rank()); }
 void SimChannel::flush(int peer, TimeNs /*now*/) { end(peer).progress(); }
 
 bool SimChannel::detach(int peer, const DetachScope& scope) {
-  return end(peer).CarriedLink::detach(scope, clock());
+  return end(peer).LinkOfRails::detach(scope, clock());
 }
 
 std::string SimChannel::describe_peer(int peer) const {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "rails/carried_link.hpp"
+#include "rails/link_of_rails.hpp"
 
 namespace r2ccl {
 namespace {
@@ -279,8 +279,8 @@ TEST(FramedRail, ReadsWhatArrivedBeforeAWriteFailed) {
 
 // The peer judges a silent rail by answers on other rails. An answer is evidence only if everything
 // that arrived before the probe is read and acknowledged first.
-TEST(CarriedLink, ReadsAndAcknowledgesAllRailsBeforeItAnswersAProbe) {
-  CarriedLink carried(LinkOptions{}, std::array{RailKind::tcp, RailKind::tcp}, 1);
+TEST(LinkOfRails, ReadsAndAcknowledgesAllRailsBeforeItAnswersAProbe) {
+  LinkOfRails carried(LinkOptions{}, std::array{RailKind::tcp, RailKind::tcp}, 1);
   carried.link.start(1);
   std::array<ScriptedPipe*, 2> pipes{};
   for (RailId id = 0; id < 2; ++id) {

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "link/link.hpp"
-#include "rails/carried_link.hpp"
 #include "rails/framed_rail.hpp"
+#include "rails/link_of_rails.hpp"
 
 namespace r2ccl::fuzz {
 
@@ -148,7 +148,7 @@ class FrameWorld {
   LinkOptions options_;
   const std::size_t baseline_;
   TimeNs now_ = 1000 * ns_per_ms;
-  CarriedLink carried_;
+  LinkOfRails carried_;
   std::array<Path, world_rails> paths_;
   std::array<Witness, world_rails> witnesses_;
   static constexpr std::uint64_t posted_at_once = 3;

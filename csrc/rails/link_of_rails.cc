@@ -1,4 +1,4 @@
-#include "rails/carried_link.hpp"
+#include "rails/link_of_rails.hpp"
 
 #include <cassert>
 #include <utility>
@@ -17,7 +17,7 @@ constexpr int drain_reads = 32;
 
 }  // namespace
 
-bool CarriedLink::receive(TimeNs now, bool all_rails) {
+bool LinkOfRails::receive(TimeNs now, bool all_rails) {
   bool arrived = false;
   const RailId inbound = link.inbound_rail() != any_rail ? link.inbound_rail() : link.best_rail();
   for (RailId id = 0; id < ends.size(); ++id)
@@ -38,7 +38,7 @@ bool CarriedLink::receive(TimeNs now, bool all_rails) {
   return arrived;
 }
 
-void CarriedLink::send(TimeNs now) {
+void LinkOfRails::send(TimeNs now) {
   const RailId best = link.best_rail();
   bool moved = true;
   for (int round = 0; moved && round < send_rounds; ++round) {
@@ -53,12 +53,12 @@ void CarriedLink::send(TimeNs now) {
   if (!link.actions().empty()) act(now);
 }
 
-void CarriedLink::limit(RailId rail, double bytes_per_s) {
+void LinkOfRails::limit(RailId rail, double bytes_per_s) {
   ends[rail].limit = bytes_per_s;
   ends[rail].next_out = 0;
 }
 
-bool CarriedLink::pump_out(RailId id, TimeNs now) {
+bool LinkOfRails::pump_out(RailId id, TimeNs now) {
   End& end = ends[id];
   if (end.limit == 0) return end.rail->pump_out(now);
   if (now < end.next_out) return false;
@@ -69,7 +69,7 @@ bool CarriedLink::pump_out(RailId id, TimeNs now) {
   return moved;
 }
 
-void CarriedLink::act(TimeNs now) {
+void LinkOfRails::act(TimeNs now) {
   auto& actions = link.actions();
   for (std::size_t i = 0; i < actions.size(); ++i) {  // an action may append more actions
     const LinkAction action = actions[i];
@@ -88,7 +88,7 @@ void CarriedLink::act(TimeNs now) {
   actions.clear();
 }
 
-void CarriedLink::fence(TimeNs now) {
+void LinkOfRails::fence(TimeNs now) {
   for (RailId id = 0; id < ends.size(); ++id) {
     if (!ends[id].fencing) continue;
     if (!ends[id].fencing->fence(now)) {
@@ -100,7 +100,7 @@ void CarriedLink::fence(TimeNs now) {
   }
 }
 
-void CarriedLink::tick(TimeNs now, bool refresh_paths) {
+void LinkOfRails::tick(TimeNs now, bool refresh_paths) {
   for (RailId id = 0; id < ends.size(); ++id) {
     Rail* rail = ends[id].rail.get();
     if (rail == nullptr) continue;
@@ -113,7 +113,7 @@ void CarriedLink::tick(TimeNs now, bool refresh_paths) {
   send(now);
 }
 
-bool CarriedLink::detach(const DetachScope& scope, TimeNs now) {
+bool LinkOfRails::detach(const DetachScope& scope, TimeNs now) {
   bool detached = true;
   for (const End& end : ends)
     if (end.rail) detached = end.rail->detach(scope, now) && detached;
@@ -124,7 +124,7 @@ bool CarriedLink::detach(const DetachScope& scope, TimeNs now) {
   return detached;
 }
 
-std::optional<Epoch> CarriedLink::offer(RailId id, Epoch fenced, bool fresh, TimeNs now) {
+std::optional<Epoch> LinkOfRails::offer(RailId id, Epoch fenced, bool fresh, TimeNs now) {
   if (fresh) {
     link.peer_fenced(id, fenced, now);
     act(now);
@@ -132,7 +132,7 @@ std::optional<Epoch> CarriedLink::offer(RailId id, Epoch fenced, bool fresh, Tim
   return link.epoch_to_offer(id, fenced);
 }
 
-bool CarriedLink::begin_epoch(RailId id, Epoch epoch, TimeNs now) {
+bool LinkOfRails::begin_epoch(RailId id, Epoch epoch, TimeNs now) {
   // A peer opens a new epoch only after it has fenced every older epoch.
   link.peer_fenced(id, link.epoch(id), now);
   act(now);
@@ -141,14 +141,14 @@ bool CarriedLink::begin_epoch(RailId id, Epoch epoch, TimeNs now) {
   return false;
 }
 
-void CarriedLink::carry(RailId id, std::unique_ptr<Rail> by, TimeNs now) {
+void LinkOfRails::carry(RailId id, std::unique_ptr<Rail> by, TimeNs now) {
   ends[id].connect_at = 0;
   ends[id].closed_by_peer = false;
   ends[id].rail = std::move(by);
   send(now);
 }
 
-void CarriedLink::connect_failed(RailId id, Epoch answered, std::optional<Epoch> refused,
+void LinkOfRails::connect_failed(RailId id, Epoch answered, std::optional<Epoch> refused,
                                  TimeNs now) {
   if (refused.has_value()) link.connect_refused(id, *refused, now);
   if (answered != 0) link.never_opened(id, answered);

@@ -13,9 +13,9 @@
 
 namespace r2ccl {
 
-class CarriedLink {
+class LinkOfRails {
  public:
-  CarriedLink(const LinkOptions& options, std::span<const RailKind> kinds,
+  LinkOfRails(const LinkOptions& options, std::span<const RailKind> kinds,
               std::uint64_t jitter_seed)
       : link(options, kinds, jitter_seed), ends(kinds.size()) {}
 

@@ -50,13 +50,13 @@ def main() -> None:
     assert parts.tolist() == [0.0, 1.0, 2.0], parts
     of_node = inside.all_reduce(torch.ones(2))
     assert of_node.tolist() == [NODES.count(NODES[rank])] * 2, of_node
-    carrier = spanning.r2serve_carrier
+    communicator = spanning.r2serve_communicator
     facts = {
         "world": dist.get_backend(),
         "spanning": [dist.get_backend(spanning.device_group), dist.get_backend(spanning.cpu_group)],
         "inside": [dist.get_backend(inside.device_group), dist.get_backend(inside.cpu_group)],
-        "nodes": list(carrier.nodes),
-        "inside carrier": inside.r2serve_carrier is not None,
+        "nodes": list(communicator.nodes),
+        "inside communicator": inside.r2serve_communicator is not None,
     }
     sys.stdout.write(json.dumps(facts) + "\n")
     dist.barrier()

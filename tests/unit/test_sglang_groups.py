@@ -130,9 +130,9 @@ def ranks() -> Iterator[Ranks]:
     made.close()
 
 
-def coordinator(carrier: Communicator | None) -> Any:
+def coordinator(communicator: Communicator | None) -> Any:
     made = SimpleNamespace(world_size=2)
-    setattr(made, groups.CARRIER, carrier)
+    setattr(made, groups.COMMUNICATOR, communicator)
     return made
 
 

@@ -29,7 +29,7 @@ _LOG = logging.getLogger(__name__)
 
 R2CCL = "r2ccl"
 GLOO = "gloo"
-CARRIER = "r2serve_carrier"
+COMMUNICATOR = "r2serve_communicator"
 """Attribute of a ``GroupCoordinator``: the communicator of its large collectives, or None."""
 
 _stock = GLOO
@@ -120,7 +120,7 @@ def carries(group: Any) -> bool:
 
 def connect(_: Any, coordinator: Any, *args: Any, **kwargs: Any) -> None:
     """Hook after ``GroupCoordinator.__init__``: the communicator of a group that spans nodes."""
-    setattr(coordinator, CARRIER, None)
+    setattr(coordinator, COMMUNICATOR, None)
     if not flag.spans_nodes() or coordinator.world_size == 1:
         return
     if not carries(coordinator.cpu_group):
@@ -129,7 +129,7 @@ def connect(_: Any, coordinator: Any, *args: Any, **kwargs: Any) -> None:
     carried: Communicator = coordinator.cpu_group.communicator
     if coordinator.device.type == "cpu":
         carried = carried.twin(f"{coordinator.unique_name}/cpu")
-        setattr(coordinator, CARRIER, carried)
+        setattr(coordinator, COMMUNICATOR, carried)
     _LOG.info(
         "group %s: %d ranks on %d nodes, carried by r2ccl over %s; algorithm: %s; sidecar: %s",
         coordinator.unique_name,
@@ -145,13 +145,13 @@ def all_reduce(
     original: Callable[..., torch.Tensor], coordinator: Any, input_: torch.Tensor
 ) -> torch.Tensor:
     """Hook around ``GroupCoordinator.all_reduce``; the sum replaces ``input_``, as in SGLang."""
-    carrier: Any = getattr(coordinator, CARRIER)
-    if carrier is None or not input_.is_cpu or input_.dtype not in tensors.DTYPES:
+    communicator: Any = getattr(coordinator, COMMUNICATOR)
+    if communicator is None or not input_.is_cpu or input_.dtype not in tensors.DTYPES:
         return original(coordinator, input_)
     if input_.is_contiguous():
-        carrier.all_reduce(input_, out=input_)
+        communicator.all_reduce(input_, out=input_)
     else:
-        input_.copy_(carrier.all_reduce(input_.contiguous()))
+        input_.copy_(communicator.all_reduce(input_.contiguous()))
     return input_
 
 
@@ -163,10 +163,10 @@ def all_gather(
     output_tensor_list: list[torch.Tensor] | None = None,
 ) -> Any:
     """Hook around ``GroupCoordinator.all_gather``; joins the tensors of all ranks along ``dim``."""
-    carrier: Any = getattr(coordinator, CARRIER)
-    if carrier is None or not input_.is_cpu or output_tensor_list is not None:
+    communicator: Any = getattr(coordinator, COMMUNICATOR)
+    if communicator is None or not input_.is_cpu or output_tensor_list is not None:
         return original(coordinator, input_, dim, output_tensor_list)
     assert -input_.dim() <= dim < input_.dim(), f"dim {dim} of a tensor of {input_.dim()}"
     dim %= input_.dim()
-    gathered = tensors.restored(carrier.all_gather(tensors.carried(input_)), input_)
+    gathered = tensors.restored(communicator.all_gather(tensors.carried(input_)), input_)
     return gathered.movedim(0, dim).flatten(dim, dim + 1)

@@ -17,7 +17,7 @@ from r2serve.communicator import Communicator
 from r2serve.config import Config
 from r2serve.device import check_all, wake_all
 from r2serve.engines import flag
-from r2serve.engines.sglang.groups import CARRIER
+from r2serve.engines.sglang.groups import COMMUNICATOR
 from r2serve.errors import R2cclError
 from r2serve.observe.attribution import Attribution, NewRequest, Step, next_step
 from r2serve.observe.names import request_name
@@ -102,8 +102,8 @@ def _compared(scheduler: Any) -> Communicator | None:
 
     if resolving_view(scheduler.server_args).attn_dp_size > 1:
         return None
-    carrier: Communicator | None = getattr(get_tp_group(), CARRIER, None)
-    return carrier
+    communicator: Communicator | None = getattr(get_tp_group(), COMMUNICATOR, None)
+    return communicator
 
 
 class FollowedSteps:

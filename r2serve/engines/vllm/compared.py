@@ -102,9 +102,9 @@ def _carried(kinds: Sequence[str]) -> list[Communicator | DeviceCommunicator]:
     found = []
     for name, reference in list(parallel_state._groups.items()):
         group = reference()
-        carrier = getattr(getattr(group, "device_communicator", None), "r2ccl", None)
+        communicator = getattr(getattr(group, "device_communicator", None), "r2ccl", None)
         if name.partition(":")[0] in kinds and isinstance(
-            carrier, Communicator | DeviceCommunicator
+            communicator, Communicator | DeviceCommunicator
         ):
-            found.append(carrier)
+            found.append(communicator)
     return found

@@ -52,5 +52,5 @@ def test_groups_that_span_nodes_are_carried_and_others_are_sglangs() -> None:
             "spanning": ["r2ccl", "r2ccl"],
             "inside": ["gloo", "gloo"],
             "nodes": [0, 0, 1],
-            "inside carrier": False,
+            "inside communicator": False,
         }

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STANDINS = ROOT / "tests" / "engines" / "sglang" / "standins"
 TORCH = "2.13.0"
 SGLANG = "0.5.23"
-"""The tested release; ``r2serve/engines/sglang/patches.py`` names the same."""
+"""The tested release; ``r2serve/engines/sglang/relies_on.py`` names the same."""
 # Packages for GPUs, and packages that no text model asks for.
 UNWANTED = (
     *("build", "cuda-python", "datasets", "deepseek-recipe", "flash-attn-4"),

@@ -1,6 +1,6 @@
 """The supported releases of engines; a warning for every other release.
 
-Every row of an engine's ``patches.py`` holds in the sources of the tested releases.
+Every row of an engine's ``relies_on.py`` holds in the sources of the tested releases.
 """
 
 from __future__ import annotations

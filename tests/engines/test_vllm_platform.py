@@ -24,7 +24,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 import r2serve.engines.vllm as plugin
 from r2serve.engines import flag, nodes
-from r2serve.engines.vllm import carried, patches
+from r2serve.engines.vllm import carried, relies_on
 from r2serve.engines.vllm.platform import make_platform
 from r2serve.errors import ConfigError
 
@@ -80,7 +80,7 @@ def no_stock_update(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- the chosen platform ----
 
 
-@pytest.mark.parametrize("base", patches.PLATFORMS)
+@pytest.mark.parametrize("base", relies_on.PLATFORMS)
 def test_register_subclasses_the_platform_picked_by_vllm(
     base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +100,9 @@ def named(qualified_name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-@pytest.mark.parametrize("picked", [[], ["vllm.platforms.rocm.RocmPlatform"], [*patches.PLATFORMS]])
+@pytest.mark.parametrize(
+    "picked", [[], ["vllm.platforms.rocm.RocmPlatform"], [*relies_on.PLATFORMS]]
+)
 def test_register_returns_none_without_a_supported_platform(
     picked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,8 +324,8 @@ def test_compiler_passes_run_on_the_cpu_only_on_request(
         assert compilation.pass_config.fuse_allreduce_rms is False
         assert (compilation.mode == CompilationMode.VLLM_COMPILE) is runs
         assert compilation.ir_enable_torch_wrap is runs
-        assert (Ours.get_pass_manager_cls() == patches.PASS_MANAGER) is runs
-        assert Ours.get_pass_manager_cls() in (stock, patches.PASS_MANAGER)
+        assert (Ours.get_pass_manager_cls() == relies_on.PASS_MANAGER) is runs
+        assert Ours.get_pass_manager_cls() in (stock, relies_on.PASS_MANAGER)
 
 
 def test_ray_carries_the_choice_and_the_options() -> None:
@@ -378,7 +380,7 @@ def test_only_vllms_worker_classes_are_replaced(
     monkeypatch.setenv(flag.VARIABLE, "r2ccl")
     for _ in range(2):
         Ours.check_and_update_config(config)
-        assert config.parallel_config.worker_cls == patches.WORKERS[STOCK_WORKER]
+        assert config.parallel_config.worker_cls == relies_on.WORKERS[STOCK_WORKER]
     assert said() == []
     config.parallel_config.worker_cls = "other.package.Worker"
     Ours.check_and_update_config(config)

@@ -32,7 +32,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from r2serve.engines import flag
 from r2serve.engines.torch import landing
-from r2serve.engines.vllm import ending, patches
+from r2serve.engines.vllm import ending, relies_on
 from r2serve.engines.vllm.platform import make_platform
 from r2serve.engines.vllm.worker import trusted
 from r2serve.errors import R2cclError
@@ -389,8 +389,8 @@ def rank_main(rank: int, case: str, nodes: list[str], store: str) -> None:
     os.environ["VLLM_DIST_IDENT"] = os.path.basename(os.path.dirname(store))
     logging.basicConfig(level=logging.INFO, format=f"rank {rank}: %(message)s")
     if case.startswith("gpu_"):  # like the CUDA platform
-        ours = patches.COMMUNICATORS[named(CudaCommunicator)]
-        patches.COMMUNICATORS[named(CpuCommunicator)] = ours
+        ours = relies_on.COMMUNICATORS[named(CudaCommunicator)]
+        relies_on.COMMUNICATORS[named(CpuCommunicator)] = ours
     stages = case == "gpu_stages"
     backend = device_backend() if stages else "gloo"
     with set_current_vllm_config(VllmConfig()):

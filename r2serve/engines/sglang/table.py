@@ -1,4 +1,4 @@
-"""The hooks in SGLang: target, kind and our function; ``patches.py`` says what each is for.
+"""The hooks in SGLang: target, kind and our function; ``relies_on.py`` says what each is for.
 
 This module imports nothing from SGLang, torch or the core.
 """

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from r2serve.engines.sglang import patches as sglang_rows
+from r2serve.engines.sglang import relies_on as sglang_rows
 from r2serve.engines.torch import relies_on as torch_rows
-from r2serve.engines.vllm import patches as vllm_rows
+from r2serve.engines.vllm import relies_on as vllm_rows
 from r2serve.kernels import relies_on as triton_rows
 from r2serve.seams import Row
 

@@ -15,8 +15,8 @@ from contracts.projects import FOLDER, PROJECTS, Project, file_of, judge, load, 
 from contracts.wheels import fetched, read
 
 from r2serve.engines.releases import is_supported
-from r2serve.engines.vllm import patches
-from r2serve.kernels import relies_on
+from r2serve.engines.vllm import relies_on as vllm_rows
+from r2serve.kernels import relies_on as triton_rows
 from r2serve.seams import Row, StoodInFor, Subclass
 
 Facts = dict[str, Any]
@@ -71,22 +71,22 @@ def test_facts_are_about_the_subjects_of_rows(project: Project, release: str) ->
 def test_the_rows_can_be_read_without_the_engines() -> None:
     code = (
         "import sys; sys.modules['vllm'] = sys.modules['triton'] = None\n"
-        "from r2serve.engines.vllm.patches import ROWS as vllm\n"
+        "from r2serve.engines.vllm.relies_on import ROWS as vllm\n"
         "from r2serve.kernels.relies_on import ROWS as triton\n"
         "print(len(vllm), len(triton))"
     )
     told = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
-    assert told.stdout.split() == [str(len(patches.ROWS)), str(len(relies_on.ROWS))]
+    assert told.stdout.split() == [str(len(vllm_rows.ROWS)), str(len(triton_rows.ROWS))]
 
 
 def test_the_releases_are_the_tested_releases_of_the_plugin() -> None:
-    assert all(is_supported("vllm", release) for release in patches.RELEASES)
+    assert all(is_supported("vllm", release) for release in vllm_rows.RELEASES)
     beyond = [
-        f"0.{int(each.split('.')[1]) + step}" for each in patches.RELEASES for step in (-1, 1)
+        f"0.{int(each.split('.')[1]) + step}" for each in vllm_rows.RELEASES for step in (-1, 1)
     ]
-    tested = {release.rpartition(".")[0] for release in patches.RELEASES}
+    tested = {release.rpartition(".")[0] for release in vllm_rows.RELEASES}
     assert not [
         release for release in beyond if is_supported("vllm", release) and release not in tested
     ]

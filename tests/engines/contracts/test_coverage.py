@@ -8,9 +8,9 @@ import pytest
 from contracts.projects import PROJECTS, Project, load, releases
 from contracts.uses import bases, covered, methods, used
 
-from r2serve.engines.sglang import patches as sglang_patches
+from r2serve.engines.sglang import relies_on as sglang_rows
 from r2serve.engines.sglang.table import HOOKS, PYNCCL, RESOLUTION_STEP
-from r2serve.engines.vllm import patches
+from r2serve.engines.vllm import relies_on as vllm_rows
 from r2serve.seams import Subclass, Takes
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -19,14 +19,14 @@ PLUGINS = {
     for name in ("vllm", "sglang", "torch")
 }
 EXTENDED = [project for project in PROJECTS if project.name in PLUGINS]
-COMMUNICATORS = tuple(patches.COMMUNICATORS)
+COMMUNICATORS = tuple(vllm_rows.COMMUNICATORS)
 GROUP, WORK = ("torch.distributed.ProcessGroup",), ("torch.distributed.Work",)
 
 # Our classes without a base in the syntax: created by a function, or mixed in.
 MADE = {
     "vllm": {
-        "R2cclPlatform": tuple(patches.PLATFORMS),
-        "R2cclWorker": tuple(patches.WORKERS),
+        "R2cclPlatform": tuple(vllm_rows.PLATFORMS),
+        "R2cclWorker": tuple(vllm_rows.WORKERS),
         "SpanningCollectives": COMMUNICATORS,
         "SpanningCpuCommunicator": COMMUNICATORS,
         "SpanningCudaCommunicator": COMMUNICATORS,
@@ -138,7 +138,7 @@ def test_a_use_without_a_row_is_found(tmp_path: Path) -> None:
         "    current_platform.is_rocm()\n"
         "    vllm.ir.ops.rms_norm(vllm.ir.ops.fused_add_rms_norm)\n"
     )
-    uncovered = {name for name in used(source, ("vllm",)) if not covered(name, patches.ROWS)}
+    uncovered = {name for name in used(source, ("vllm",)) if not covered(name, vllm_rows.ROWS)}
     assert uncovered == {
         "vllm.distributed.get_pp_group",
         "vllm.distributed.parallel_state.get_world_group",
@@ -149,11 +149,11 @@ def test_a_use_without_a_row_is_found(tmp_path: Path) -> None:
 
 def test_every_hook_in_sglang_has_a_row() -> None:
     """A hook is named by a string, which the syntax does not show."""
-    subjects = {e.subject for row in sglang_patches.ROWS for e in row.expects}
+    subjects = {e.subject for row in sglang_rows.ROWS for e in row.expects}
     in_sglang = [each for each in (*HOOKS, PYNCCL) if each.target.startswith("sglang.")]
     assert len(in_sglang) >= 9
     assert not [each.target for each in in_sglang if each.target not in subjects]
     outside = [each.target for each in HOOKS if each not in in_sglang]
-    seams = {row.seam for row in sglang_patches.ROWS}
+    seams = {row.seam for row in sglang_rows.ROWS}
     assert not [target for target in outside if target not in seams]
     assert any(RESOLUTION_STEP in seam for seam in seams)

@@ -2,7 +2,7 @@
 
 The plugin uses vLLM's own seams, with two exceptions: behind a relay it replaces torch's TCPStore
 in a module of vLLM, and the function ``get_ip`` in two modules
-(:mod:`r2serve.engines.vllm.patches_control`). :data:`ROWS` has a row for each seam: purpose,
+(:mod:`r2serve.engines.vllm.relies_on_control`). :data:`ROWS` has a row for each seam: purpose,
 condition for removal, and expectations of a release. Tests compare every row with facts from the
 sources of every supported release, 0.32 and 0.33. ``tests/engines/contracts/README.md`` has the
 table of seams and releases. This module imports nothing from vLLM.
@@ -20,8 +20,8 @@ from r2serve.engines.vllm.classes import (
     row,
 )
 from r2serve.engines.vllm.exit_status import DEATH, DEATHS
-from r2serve.engines.vllm.patches_collectives import COMMUNICATOR_ROWS, FUSION_ROWS
-from r2serve.engines.vllm.patches_control import CONTROL_ROWS
+from r2serve.engines.vllm.relies_on_collectives import COMMUNICATOR_ROWS, FUSION_ROWS
+from r2serve.engines.vllm.relies_on_control import CONTROL_ROWS
 from r2serve.seams import (
     Accepts,
     Has,

@@ -1,4 +1,4 @@
-"""Rows of :mod:`r2serve.engines.vllm.patches`: device communicators and the fusing pass."""
+"""Rows of :mod:`r2serve.engines.vllm.relies_on`: device communicators and the fusing pass."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_without_the_choice_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_backend_of_world_is_r2ccl(spans: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "host_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(groups, "management_address", lambda: "127.0.0.1")
     monkeypatch.setattr(groups, "_stock", "none")
     monkeypatch.setattr(torch_groups, "_management_address", None)
     monkeypatch.setattr(torch_groups, "_config", None)

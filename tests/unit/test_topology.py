@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from r2serve.config import Config
-from r2serve.engines.vllm import host_address
+from r2serve.engines.vllm import management_address
 from r2serve.errors import ConfigError
 from r2serve.ports import host_address as host_addresses
 from r2serve.ports import identity
@@ -274,15 +274,16 @@ def test_the_rank_with_a_wrong_address_is_named() -> None:
 
 
 def test_the_engines_address_variable_takes_precedence(monkeypatch) -> None:
-    monkeypatch.setattr(host_address, "_found_address", lambda: "10.1.1.1")
+    monkeypatch.setattr(management_address, "_found_address", lambda: "10.1.1.1")
     monkeypatch.setenv("VLLM_HOST_IP", "10.9.9.9")
-    assert host_address.host_address() == host_address.named_address() == "10.9.9.9"
+    assert management_address.named_address() == "10.9.9.9"
+    assert management_address.management_address() == "10.9.9.9"
     monkeypatch.setenv(MANAGEMENT, "10.0.0.2")  # VLLM_HOST_IP is virtual behind a relay
-    assert host_address.host_address() == "10.0.0.2"
+    assert management_address.management_address() == "10.0.0.2"
     monkeypatch.delenv(MANAGEMENT)
     monkeypatch.setenv("VLLM_HOST_IP", "")
-    assert host_address.named_address() is None
-    assert host_address.host_address() == "10.1.1.1"
+    assert management_address.named_address() is None
+    assert management_address.management_address() == "10.1.1.1"
 
 
 def test_an_unreachable_host_gives_no_address() -> None:

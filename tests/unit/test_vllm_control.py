@@ -212,7 +212,7 @@ def relays(monkeypatch: pytest.MonkeyPatch) -> list[Relay]:
 
     monkeypatch.setattr(control, "RelayProcess", Own)
     monkeypatch.setattr(control, "control_address", lambda _: "10.0.0.2")
-    monkeypatch.setattr(control, "host_address", lambda: "10.0.0.2")
+    monkeypatch.setattr(control, "management_address", lambda: "10.0.0.2")
     monkeypatch.setattr(control.torch_seams, "apply", lambda *_: None)
     return Own.made
 

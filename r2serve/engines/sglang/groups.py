@@ -22,7 +22,7 @@ import torch.distributed as dist
 from r2serve import tensors
 from r2serve.communicator import Communicator
 from r2serve.engines import flag, sidecar
-from r2serve.engines.sglang.host_address import host_address
+from r2serve.engines.sglang.management_address import management_address
 from r2serve.errors import R2cclError
 
 _LOG = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def default_backend(original: Callable[[str], str], device: str) -> str:
     # SGLang configures the root logger, so only the level is r2serve's own.
     logging.getLogger("r2serve").setLevel(config.log_level.upper())
     use_config(config)
-    use_management_address(host_address())
+    use_management_address(management_address())
     return BACKEND
 
 

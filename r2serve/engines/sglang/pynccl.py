@@ -15,7 +15,7 @@ from sglang.srt.distributed.device_communicators.pynccl import PyNcclCommunicato
 from r2serve.device import DeviceCommunicator
 from r2serve.engines import flag
 from r2serve.engines.sglang.groups import carries
-from r2serve.engines.sglang.host_address import host_address
+from r2serve.engines.sglang.management_address import management_address
 from r2serve.engines.sglang.spanning import SpanningPyNccl
 
 
@@ -40,7 +40,7 @@ class SpanningCommunicator(SpanningPyNccl, R2cclPyNccl):
             name=f"{group.communicator.name}/pynccl",
             device=self.device,
             config=flag.group_config(),
-            management_address=host_address(),
+            management_address=management_address(),
         )
 
 

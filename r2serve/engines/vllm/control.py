@@ -22,7 +22,7 @@ from typing import Any
 from r2serve.config import Config
 from r2serve.engines import flag
 from r2serve.engines.vllm import ending, exit_status, stopping
-from r2serve.engines.vllm.host_address import host_address
+from r2serve.engines.vllm.management_address import management_address
 from r2serve.errors import ConfigError, PeerClosedError, R2cclError
 from r2serve.ports.addresses import parse
 from r2serve.ports.host_address import HostAddressError, check_here, control_address
@@ -197,7 +197,7 @@ def _check_head(site: Site, parallel: Any) -> None:
 
 def _start(site: Site, parallel: Any, config: Config) -> Carried:
     global _relay
-    management = control_address(host_address())
+    management = control_address(management_address())
     wait_s = float(getattr(parallel, "distributed_timeout_seconds", None) or WAIT_S)
     wait_s = min(wait_s, LONGEST_WAIT_S)
     masters = config.control_master or ",".join(addresses_of(site, management))

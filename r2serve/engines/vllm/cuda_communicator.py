@@ -20,7 +20,7 @@ from r2serve.device import DeviceCommunicator
 from r2serve.engines import flag
 from r2serve.engines.vllm import combinations, compared, gpus
 from r2serve.engines.vllm.classes import OTHER_PATHS, OTHER_PATHS_WANTED
-from r2serve.engines.vllm.host_address import host_address
+from r2serve.engines.vllm.management_address import management_address
 from r2serve.engines.vllm.spanning import (
     ChosenByNodes,
     SpanningCollectives,
@@ -71,7 +71,7 @@ class SpanningCudaCommunicator(SpanningCollectives, R2cclCudaCommunicator):
             name=unique_name,
             device=self.device,
             config=flag.group_config(),
-            management_address=host_address(),
+            management_address=management_address(),
         )
         if compared.replays_alike(unique_name):
             made.compare_captures()

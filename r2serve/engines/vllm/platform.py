@@ -128,11 +128,11 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
             stock: str = base.dist_backend
             if base.device_type == "cuda" and _carries_device_groups(stock):
                 from r2serve.engines.torch import BACKEND, use_config, use_management_address
-                from r2serve.engines.vllm.host_address import host_address
+                from r2serve.engines.vllm.management_address import management_address
 
                 flag.keep_journals()
                 use_config(flag.group_config())
-                use_management_address(host_address())
+                use_management_address(management_address())
                 return BACKEND
             return stock
 

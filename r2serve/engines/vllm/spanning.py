@@ -20,7 +20,7 @@ from vllm.ir.ops import fused_add_rms_norm
 from r2serve import Communicator, tensors
 from r2serve.engines import flag, nodes, sidecar
 from r2serve.engines.vllm.ending import end_worker_soon
-from r2serve.engines.vllm.host_address import host_address
+from r2serve.engines.vllm.management_address import management_address
 from r2serve.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class SpanningCollectives:
             self.cpu_group,
             name=unique_name,
             config=flag.group_config(),
-            management_address=host_address(),
+            management_address=management_address(),
         )
 
     def destroy(self) -> None:

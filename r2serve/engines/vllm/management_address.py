@@ -19,7 +19,7 @@ def named_address() -> str | None:
     return os.environ.get(MANAGEMENT) or os.environ.get("VLLM_HOST_IP") or None
 
 
-def host_address() -> str | None:
+def management_address() -> str | None:
     """Returns the address of this node announced by vLLM; None: no route."""
     return named_address() or _found_address()
 

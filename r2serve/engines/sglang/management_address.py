@@ -14,7 +14,7 @@ def named_address() -> str | None:
     return os.environ.get("SGLANG_HOST_IP") or os.environ.get("HOST_IP") or None
 
 
-def host_address() -> str | None:
+def management_address() -> str | None:
     """Returns this node's address as SGLang would announce it; None: no address was found."""
     return named_address() or _found_address()
 

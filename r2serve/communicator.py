@@ -23,13 +23,13 @@ from r2serve.config import Config
 from r2serve.errors import InvalidArgumentError
 from r2serve.faults import canonical, note_on
 from r2serve.observe import journal
-from r2serve.ports.host_address import control_address
 from r2serve.ports.identity import (
     communicator_id,
     local_address_towards,
     number_nodes,
     part_id,
 )
+from r2serve.ports.management_address import find_management_address
 from r2serve.process import LINGER_S, Process, RailInfo, release, retain
 from r2serve.store_meeting import StoreMeeting
 
@@ -144,7 +144,7 @@ class Communicator(Collectives):
             name,
             rank,
             config,
-            lambda: control_address(management_address),
+            lambda: find_management_address(management_address),
         )
 
     @classmethod
@@ -173,7 +173,7 @@ class Communicator(Collectives):
         host = rendezvous.host_of(store)
 
         def control() -> str | None:
-            found = control_address(management_address)
+            found = find_management_address(management_address)
             return local_address_towards(host) if found is None and host else found
 
         return cls._make(exchange, name, rank, config, control)

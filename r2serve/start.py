@@ -15,9 +15,9 @@ from r2serve import rendezvous
 from r2serve.config import Config
 from r2serve.errors import StartupTimeoutError
 from r2serve.option import show
-from r2serve.ports.host_address import owner_of
 from r2serve.ports.identity import number_nodes
 from r2serve.ports.info import ProcessInfo
+from r2serve.ports.management_address import owner_of
 from r2serve.ports.wires import Wire, questions
 from r2serve.process import Process, acquire, release
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from r2serve import terminal
 from r2serve.config import Config
 from r2serve.errors import ConfigError
-from r2serve.ports.host_address import control_address
+from r2serve.ports.management_address import find_management_address
 from r2serve.ports.pairing import unpaired_ports
 from r2serve.terminal import is_wide, result_option, table
 from r2serve.topo import doctor, node, peer, picture
@@ -38,7 +38,7 @@ _peer_option = click.option(
 def _look(peer_file: Path | None) -> tuple[node.NodeReport, Config, peer.Peer | None]:
     try:
         config = Config.from_env()
-        here = node.look(config, control_address())
+        here = node.look(config, find_management_address())
         return here, config, peer.read(peer_file) if peer_file else None
     except ConfigError as error:
         raise click.ClickException(str(error)) from error

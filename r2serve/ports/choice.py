@@ -128,7 +128,7 @@ Denied = Callable[[str], str]
 def select_ports(
     spec: str,
     management: str,
-    engine_address: str | None,
+    management_address: str | None,
     rdma: Sequence[RdmaPort] = (),
     may_wait: bool = False,
 ) -> Choice:
@@ -151,9 +151,9 @@ def select_ports(
     except OSError as error:
         interfaces = list_interfaces_by_ioctl()
         if spec.strip() == "auto":
-            choice = choose(spec, management, engine_address, interfaces, rdma)
+            choice = choose(spec, management, management_address, interfaces, rdma)
             raise _needs_netlink(error, choice, interfaces) from error
-    return choose(spec, management, engine_address, interfaces, rdma, binding_denied, may_wait)
+    return choose(spec, management, management_address, interfaces, rdma, binding_denied, may_wait)
 
 
 def _needs_netlink(error: OSError, choice: Choice, interfaces: Sequence[Interface]) -> ConfigError:
@@ -186,7 +186,7 @@ def _interface_of(item: str, spec: str, rdma: Sequence[RdmaPort]) -> str:
 def choose(
     spec: str,
     management: str,
-    engine_address: str | None,
+    management_address: str | None,
     interfaces: Sequence[Interface],
     rdma: Sequence[RdmaPort] = (),
     denied: Denied = lambda _: "",
@@ -199,7 +199,7 @@ def choose(
             the engine's control traffic last. Otherwise a comma-separated list in rail order:
             devices, addresses (also any of 127.0.0.0/8), or ``device=address``.
         management: device or address excluded from rails; empty: none.
-        engine_address: numeric address of the engine's own traffic, if known.
+        management_address: numeric address of the engine's control traffic, if known.
         interfaces: interfaces of this node.
         rdma: RDMA ports of this node.
         denied: test of the right to bind sockets to a device.
@@ -214,7 +214,7 @@ def choose(
     kept_free = find(management, interfaces) if management else None
     if management and kept_free is None:
         raise wrong("management", management, "is no device or address here", interfaces)
-    control = find(engine_address, interfaces) if engine_address else None
+    control = find(management_address, interfaces) if management_address else None
     described = _Describer(interfaces, rdma, control)
     host = host_addresses(interfaces)
     warnings: list[str] = []

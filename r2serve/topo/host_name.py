@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Iterator
 
-from r2serve.ports.host_address import VARIABLES
+from r2serve.ports.management_address import VARIABLES
 from r2serve.topo.checks import FAILURE, WARNING, Finding, HostName, Patient
 
 GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"

@@ -39,9 +39,9 @@ HERE = [LO, ETH0, ETH1, ETH2]
 
 
 def choose_ports(
-    spec: str, management: str, engine_address: str | None, there: Sequence[Interface]
+    spec: str, management: str, management_address: str | None, there: Sequence[Interface]
 ) -> list[Port]:
-    return list(choose(spec, management, engine_address, there).ports)
+    return list(choose(spec, management, management_address, there).ports)
 
 
 def ends(ports: list[Port]) -> list[str]:
@@ -130,7 +130,7 @@ def test_the_port_with_control_traffic_is_a_rail_behind_equals() -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.77.0.1", "head-node", "0.0.0.0", ""])
-def test_an_engine_address_without_a_nic_changes_no_order(address: str) -> None:
+def test_a_management_address_without_a_nic_changes_no_order(address: str) -> None:
     assert ends(choose_ports("auto", "", address, HERE))[0] == "eth0=10.0.0.1"
 
 

@@ -20,7 +20,7 @@ from r2serve.cli import main
 from r2serve.config import Config
 from r2serve.engines import flag, sidecar
 from r2serve.observe import fault_report
-from r2serve.ports.host_address import VARIABLES
+from r2serve.ports.management_address import VARIABLES
 from r2serve.topo.host_name import GLOO_VARIABLE
 
 ROOT = PAGE.parents[1]

@@ -14,9 +14,9 @@ from pairs import WAIT_S
 from r2serve import rendezvous, start
 from r2serve.config import Config
 from r2serve.errors import ConfigError, StartupTimeoutError
-from r2serve.ports.host_address import HostAddressError, own_address
 from r2serve.ports.info import PortInfo
 from r2serve.ports.interfaces import list_interfaces
+from r2serve.ports.management_address import HostAddressError, own_address
 from r2serve.ports.wires import Question, Wire
 from r2serve.process import release
 from r2serve.rendezvous import Exchange

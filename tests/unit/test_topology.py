@@ -13,11 +13,16 @@ import pytest
 from r2serve.config import Config
 from r2serve.engines.vllm import management_address
 from r2serve.errors import ConfigError
-from r2serve.ports import host_address as host_addresses
 from r2serve.ports import identity
-from r2serve.ports.host_address import HostAddressError, control_address, own_address, owner_of
+from r2serve.ports import management_address as addresses_here
 from r2serve.ports.info import PortInfo, ProcessInfo, pair_secret
 from r2serve.ports.interfaces import Interface
+from r2serve.ports.management_address import (
+    HostAddressError,
+    find_management_address,
+    own_address,
+    owner_of,
+)
 from r2serve.ports.pairing import pair_ports, rails_between, why_tcp
 from r2serve.process import Process
 from r2serve.variables import MANAGEMENT
@@ -211,30 +216,30 @@ HERE = [
 def test_control_traffic_uses_the_engines_variable_or_the_route_to_the_master(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(host_addresses, "list_interfaces", lambda: HERE)
+    monkeypatch.setattr(addresses_here, "list_interfaces", lambda: HERE)
     monkeypatch.setenv("VLLM_HOST_IP", "10.0.0.1")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    assert control_address("127.0.0.1") == "127.0.0.1"
-    assert control_address() == "10.0.0.1"
+    assert find_management_address("127.0.0.1") == "127.0.0.1"
+    assert find_management_address() == "10.0.0.1"
     monkeypatch.setenv("VLLM_HOST_IP", "127.7.8.1")  # virtual, behind a relay
     monkeypatch.setenv(MANAGEMENT, "10.0.0.1")
-    assert control_address() == "10.0.0.1"
+    assert find_management_address() == "10.0.0.1"
     monkeypatch.delenv(MANAGEMENT)
     monkeypatch.delenv("VLLM_HOST_IP")
     monkeypatch.setenv("SGLANG_HOST_IP", "10.0.0.1")
-    assert control_address() == "10.0.0.1"
+    assert find_management_address() == "10.0.0.1"
     monkeypatch.setenv("SGLANG_HOST_IP", "10.0.0.2")
     for argument in (None, "10.0.0.2"):
         with pytest.raises(HostAddressError, match=r"^SGLANG_HOST_IP is '10\.0\.0\.2': must be"):
-            control_address(argument)
+            find_management_address(argument)
     monkeypatch.delenv("SGLANG_HOST_IP")
     with pytest.raises(
         HostAddressError, match=r"\(VLLM_HOST_IP, SGLANG_HOST_IP\) is '10\.0\.0\.2'"
     ):
-        control_address("10.0.0.2")
-    assert control_address() == "127.0.0.1"
+        find_management_address("10.0.0.2")
+    assert find_management_address() == "127.0.0.1"
     monkeypatch.delenv("MASTER_ADDR")
-    assert control_address() is None
+    assert find_management_address() is None
 
 
 @pytest.mark.case("07", "the other ranks waited for the timeout")
@@ -262,7 +267,7 @@ def test_a_host_name_is_resolved_to_an_address_of_this_node(
     monkeypatch.setenv("MASTER_ADDR", "node-c")
     monkeypatch.delenv("VLLM_HOST_IP", raising=False)
     with pytest.raises(HostAddressError, match=r"MASTER_ADDR is 'node-c', a name that cannot"):
-        control_address()
+        find_management_address()
 
 
 def test_the_rank_with_a_wrong_address_is_named() -> None:

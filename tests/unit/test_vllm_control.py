@@ -23,7 +23,7 @@ from r2serve.errors import (
     R2cclError,
     StartupTimeoutError,
 )
-from r2serve.ports.host_address import HostAddressError
+from r2serve.ports.management_address import HostAddressError
 from r2serve.relay.client import Carried
 from r2serve.relay.parent import Failure
 from r2serve.variables import MANAGEMENT, RELAY
@@ -211,7 +211,7 @@ def relays(monkeypatch: pytest.MonkeyPatch) -> list[Relay]:
         made: ClassVar[list[Relay]] = []
 
     monkeypatch.setattr(control, "RelayProcess", Own)
-    monkeypatch.setattr(control, "control_address", lambda _: "10.0.0.2")
+    monkeypatch.setattr(control, "find_management_address", lambda _: "10.0.0.2")
     monkeypatch.setattr(control, "management_address", lambda: "10.0.0.2")
     monkeypatch.setattr(control.torch_seams, "apply", lambda *_: None)
     return Own.made

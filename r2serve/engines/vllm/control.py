@@ -25,7 +25,7 @@ from r2serve.engines.vllm import ending, exit_status, stopping
 from r2serve.engines.vllm.management_address import management_address
 from r2serve.errors import ConfigError, PeerClosedError, R2cclError
 from r2serve.ports.addresses import parse
-from r2serve.ports.host_address import HostAddressError, check_here, control_address
+from r2serve.ports.management_address import HostAddressError, check_here, find_management_address
 from r2serve.relay import torch_seams
 from r2serve.relay.client import Carried
 from r2serve.relay.parent import Failure, RelayProcess, command
@@ -197,7 +197,7 @@ def _check_head(site: Site, parallel: Any) -> None:
 
 def _start(site: Site, parallel: Any, config: Config) -> Carried:
     global _relay
-    management = control_address(management_address())
+    management = find_management_address(management_address())
     wait_s = float(getattr(parallel, "distributed_timeout_seconds", None) or WAIT_S)
     wait_s = min(wait_s, LONGEST_WAIT_S)
     masters = config.control_master or ",".join(addresses_of(site, management))

@@ -1,4 +1,4 @@
-"""The address of this node for the engine's control traffic, from variables of the engine."""
+"""The management address of this node, from variables of the engine."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class HostAddressError(ConfigError):
         """Numeric addresses of the wrong value; empty: it was not resolved."""
 
 
-def control_address(argument: str | None = None) -> str | None:
-    """Returns the numeric address of this node for control traffic; None: unknown.
+def find_management_address(argument: str | None = None) -> str | None:
+    """Returns this node's management address in numeric form; None: unknown.
 
     The first of these counts: ``argument``, the real address of a node behind a relay,
     ``VLLM_HOST_IP``, ``SGLANG_HOST_IP``, this node's address on the route to ``MASTER_ADDR``. Host
@@ -60,7 +60,7 @@ def own_address(variable: str, value: str, interfaces: Sequence[Interface]) -> s
     """Returns the numeric address of this node behind an address or a host name.
 
     Raises:
-        HostAddressError: see :func:`control_address`.
+        HostAddressError: see :func:`find_management_address`.
     """
     right = "an address of this node, or a name of such an address"
     numeric = parse(value.split("%")[0])
@@ -88,7 +88,7 @@ def check_here(variable: str, value: str) -> None:
     """Checks that this node carries an address, or an address of a host name.
 
     Raises:
-        HostAddressError: see :func:`control_address`.
+        HostAddressError: see :func:`find_management_address`.
     """
     own_address(variable, value, _interfaces())
 

@@ -15,7 +15,7 @@ TOGETHER_NS = 3_000_000
 AROUND = 8
 """Number of rounds before a round, and after a round, that form the round's baseline."""
 CATCHES_UP = 0.5
-"""A round shorter than this fraction of the baseline brings tokens delayed on the way."""
+"""Tokens of a round shorter than this fraction of the baseline were delayed on the way."""
 
 
 RoundKind = tuple[bool, bool]
@@ -114,7 +114,7 @@ class RoundBaseline:
         return self._rounds[index].took_ns - self.ns(index)
 
     def catches_up(self, index: int) -> bool:
-        """Whether the round brings tokens delayed on the way: the round is much too short.
+        """Returns True if the round's tokens were delayed on the way: the round is much too short.
 
         The round must have further tokens of a request of the previous round.
         """

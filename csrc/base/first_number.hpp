@@ -1,6 +1,6 @@
-// Test hook: numbers that grow for as long as a process runs begin at a chosen number instead of 0,
-// so that a test reaches the end of 31 or 32 bits.  Messages, credits, calls, epochs and records
-// are such numbers.  All processes of a job must choose the same number.
+// Test hook: the first number of messages, credits, calls, epochs and records; 0 in production.  A
+// test with a high first number reaches the end of 31 or 32 bits.  All processes of a job must
+// choose the same number.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// A question to the program around the core: does a signal end the waiting call?
+// Hook for signals: the program around the core decides whether a signal ends a waiting call.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@ using InterruptHook = bool (*)();
 
 inline std::atomic<InterruptHook> interrupt_hook{nullptr};
 
-// Longest time between two questions of a waiting call.
+// Longest time between two calls of the hook by a waiting call.
 inline constexpr TimeNs interrupt_interval_ns = 100 * ns_per_ms;
 
 [[nodiscard]] inline bool interrupted() {

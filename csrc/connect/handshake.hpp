@@ -18,8 +18,8 @@
 // READY is lost, the acceptor has an open epoch that the connector never used.  A connector that
 // fails after AUTH therefore counts offered_epoch() as fenced.
 //
-// Every message begins with the versions of handshake and frames.  They are compared before any
-// other byte, so that another release is named as such, whatever its keys and messages are.
+// Every message begins with the versions of handshake and frames.  Both ends compare the versions
+// before any other byte.  The error therefore names another release, even if keys differ as well.
 #pragma once
 
 #include <array>

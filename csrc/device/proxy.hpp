@@ -41,7 +41,7 @@ class Proxy {
 
   // Announces a collective: the proxy polls without a pause again.
   void wake();
-  // Returns why no more results come; ok while results come.  Callers check failure() before they
+  // Returns the error that has ended the proxy; ok before.  Callers check failure() before they
   // pass results on.  Thread-safe, like wake().
   [[nodiscard]] Status failure() const;
 

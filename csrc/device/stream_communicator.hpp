@@ -118,8 +118,7 @@ class StreamCommunicator {
   // Returns ok in the process that made the communicator.  In a forked child, this call and all
   // calls below or above return invalid_argument.
   [[nodiscard]] Status check_origin() const { return origin_.check("communicator"); }
-  // Returns why no more results come; ok while results come.  After a failure, later results are
-  // void.
+  // Returns the error that has ended the communicator; ok before.  Results after an error are void.
   [[nodiscard]] Status failure();
   // Announces the replay of a graph: the proxy polls without a pause for a while.
   Status wake();

@@ -16,8 +16,9 @@ constexpr TimeNs ack_request_min_ns = 20 * ns_per_ms;
 constexpr TimeNs ack_request_max_ns = 500 * ns_per_ms;
 constexpr TimeNs overdue_factor = 4;  // a missing ack is overdue after this multiple of the mean
 constexpr TimeNs inquire_interval_max_ns = 1000 * ns_per_ms;
-// A doubted rail is suspected if no path ack follows an answer elsewhere within this share of the
-// ack deadline, or after this multiple of the ack deadline if another rail goes on meanwhile.
+// An answer on another rail makes the path ack of a doubted rail due within the ack deadline
+// divided by `due_share`.  While other rails advance, a doubted rail is suspected after
+// `overtaken_factor` ack deadlines of silence.
 constexpr TimeNs due_share = 8;
 constexpr TimeNs overtaken_factor = 3;
 constexpr TimeNs unheard_step_ns = 1000 * ns_per_ms;  // limit per tick: own pauses do not count
@@ -125,10 +126,10 @@ void Link::judge_unanswered(RailId id, TimeNs watched, TimeNs now) {
     rail.health.unanswered = 0;
     return ask_others(id, now);
   }
-  // The peer reads all rails before it answers, but may stop before it has answered on all.  The
-  // second answer elsewhere, to a probe sent after the first, proves that it went on.  Then grant
-  // this rail an ack deadline.  The refusal of a new connection is an answer, too: without it, a
-  // peer whose fences do not complete would never answer, and never be missed.
+  // The peer reads all rails, then answers on each, and may stop between two answers.  A second
+  // answer elsewhere, to a probe sent after the first answer, proves that the peer went on; this
+  // rail then gets another ack deadline.  The refusal of a new connection counts as an answer,
+  // because a peer whose fences do not complete answers no probe.
   if (others_answered_since(id, rail.health.overdue_since) ||
       refused_attempt_ > rail.health.overdue_since) {
     if (!rail.health.answered_elsewhere) {

@@ -31,8 +31,8 @@ class StreamMemory {
   virtual void revoke(std::span<const std::byte> memory) = 0;
 };
 
-// Limit of the open communicators of a process.  Messages of communicators that the peer has made
-// earlier than this process have room for as many again.
+// Limit of the open communicators of a process.  The same limit holds for communicators that only
+// the peer has made so far, and whose messages wait.
 inline constexpr std::size_t most_communicators = 4096;
 
 // Most doublings of the limit for a handshake or probation; see Link::patience().

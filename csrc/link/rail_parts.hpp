@@ -81,7 +81,7 @@ struct RailHealth {
   bool slow = false;
   TimeNs differs = 0;        // how long the rate has contradicted `slow`
   TimeNs silent = 0;         // observed time without path progress, bytes outstanding
-  TimeNs doubted_since = 0;  // while UP: since half the ack deadline has passed; 0: not passed
+  TimeNs doubted_since = 0;  // while UP: end of half the ack deadline without an ack; 0 = none
   TimeNs suspect_since = 0;
   // While UP: perhaps a hop of this rail acknowledged bytes that it withholds.  The answer to a
   // probe sent since `accused_of` acquits the rail.

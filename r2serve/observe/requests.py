@@ -361,10 +361,10 @@ def _key(log: Follower) -> str:
 def _late(line: dict[str, Any], waited: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Returns the intervals by which a part of a step was late, CLOCK_MONOTONIC in ns.
 
-    A single interval runs from the expected end (start plus baseline plus the time in which the
-    worker's thread was ready to run and did not run) to the actual end. A stall is never shorter
-    than in the journal. The stalls themselves are returned if no baseline is known, or if a
-    stall ends after the part (a worker may finish a part before the GPU does).
+    A single interval runs from the expected end to the actual end. The expected end is the start
+    plus the baseline plus the run delay of the worker's thread. A stall is never shorter than in
+    the journal. The stalls themselves are returned if no baseline is known, or if a stall ends
+    after the part (a worker may finish a part before the GPU does).
 
     Lateness can begin before the first stall. A rail slows steps down before the `speed` event is
     recorded, and a worker also waits for peers that stalled earlier.

@@ -1,4 +1,4 @@
-"""Time in which a thread was ready to run and did not run, because its host was short of CPU."""
+"""Run delay: time in which a thread was ready to run, but its host had no CPU for the thread."""
 
 from __future__ import annotations
 

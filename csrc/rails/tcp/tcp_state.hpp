@@ -1,5 +1,5 @@
-// What the kernel says about a TCP connection, as far as needed to tell a peer that does not read
-// from a path, or an own host, that drops packets.
+// The kernel's counters of a TCP connection.  The counters distinguish three causes of silence: a
+// peer that does not read, a path that drops packets, and an own host that drops packets.
 #pragma once
 
 #include <algorithm>

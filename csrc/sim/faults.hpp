@@ -73,10 +73,20 @@ class Faults {
   [[nodiscard]] bool endless() const { return endless_; }
 
  private:
+  // The port of `rank` towards `peer`, on a rail.
+  struct Target {
+    int rank;
+    int peer;
+    RailId rail;
+  };
+
   [[nodiscard]] int ranks() const { return job_.world.ranks; }
   [[nodiscard]] RailId rails() const { return static_cast<RailId>(job_.world.rails.size()); }
   TimeNs random_time(TimeNs limit) {
     return static_cast<TimeNs>(random_.below(static_cast<std::uint64_t>(limit)));
+  }
+  int pick(int below) {
+    return static_cast<int>(random_.below(static_cast<std::uint64_t>(below)));
   }
   // Returns a duration from 0.1 ms, shorter than every deadline of a rail, to 80 ms, longer than
   // all deadlines.
@@ -113,6 +123,19 @@ class Faults {
   }
 
   void strike(FaultKind kind);
+  void hole_both_ways(const Target& at);
+  void refuse_egress(const Target& at);
+  void drop_large(const Target& at);
+  void delay_packets(const Target& at);
+  void slow_down(const Target& at);
+  void acknowledge_late(const Target& at);
+  void acknowledge_by_middlebox(const Target& at);
+  void drill_reset(const Target& at);
+  void land_late(const Target& at);
+  void succeed_falsely(const Target& at);
+  void lose_notices(const Target& at);
+  void kill(int rank);
+  void isolate(int rank, int peer);
   void carrier(int rank, RailId rail, TimeNs notice) {
     world_.cut(rank, rail, notice);
     after(duration(), [this, rank, rail] { world_.restore(rank, rail); });

@@ -64,60 +64,15 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
             mode = vllm_config.compilation_config.mode
             super().check_and_update_config(vllm_config)
             if flag.active():
-                flag.check_environment()
-                releases.warn_if_unsupported("vllm", vllm.__version__)
-                combinations.refuse_elastic_groups(vllm_config.parallel_config)
-                spans = _spans_nodes(vllm_config.parallel_config)
-                os.environ[flag.SPANS_VARIABLE] = str(int(spans))
-                if spans:
-                    if base.device_type == "cuda":
-                        cls._refuse_on_gpus(vllm_config)
-                    # FlashInfer's fusion would bypass the group's communicator.
-                    vllm_config.compilation_config.pass_config.fuse_allreduce_rms = False
-                    if cls._fuses():
-                        _let_passes_run(vllm_config.compilation_config, mode)
-                        if base.device_type == "cuda":
-                            from r2serve.engines.vllm import fusion_range
-
-                            fusion_range.split(vllm_config, Config.from_env())
-                    from r2serve.engines.vllm import control
-
-                    control.carry(vllm_config)
-                _note_in(vllm_config)
-                _follow_steps(vllm_config.parallel_config)
-                exit_status.listen_once()
-                stopping.keep_workers_once(vllm_config)
-                sidecar.start_once()
+                _check_and_extend(cls, base, vllm_config, mode)
             else:
                 sidecar.say_if_useless()
-
-        @classmethod
-        def _refuse_on_gpus(cls, vllm_config: Any) -> None:
-            """Refuses options, GPUs and drivers on which workers would fail."""
-            from r2serve.engines.vllm import gpus
-
-            config = Config.from_env()
-            per_rank = config.node == "per-rank"
-            combinations.refuse_in_config(vllm_config, per_rank_nodes=per_rank)
-            parallel = vllm_config.parallel_config
-            if not combinations.engine_spans_nodes(parallel, per_rank_nodes=per_rank):
-                return  # a group that spans nodes runs the checks in its worker
-            # Without NVML vLLM would initialise CUDA here, and forked workers could not use CUDA.
-            by_nvml = getattr(importlib.import_module(base.__module__), "nvml_available", False)
-            gpus.check(config.cuda_library, cls.get_device_capability() if by_nvml else None)
 
         @classmethod
         def get_device_communicator_cls(cls) -> str:
             stock: str = super().get_device_communicator_cls()
             same_flag.compare()
-            if not flag.active():
-                return stock
-            if stock not in classes.COMMUNICATORS:
-                raise ConfigError(
-                    "--distributed-backend is r2ccl: must be default, because r2ccl has no "
-                    f"communicator for {stock}"
-                )
-            return classes.COMMUNICATORS[stock]
+            return _communicator_for(stock) if flag.active() else stock
 
         @property
         def dist_backend(self) -> str:
@@ -127,29 +82,15 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
             """
             stock: str = base.dist_backend
             if base.device_type == "cuda" and _carries_device_groups(stock):
-                from r2serve.engines.torch import BACKEND, use_config, use_management_address
-                from r2serve.engines.vllm.management_address import management_address
-
-                flag.keep_journals()
-                use_config(flag.group_config())
-                use_management_address(management_address())
-                return BACKEND
+                return _our_backend()
             return stock
 
         @classmethod
         def get_pass_manager_cls(cls) -> str:
-            if cls._fuses():
+            if _fuses(base):
                 return classes.PASS_MANAGER
             stock: str = super().get_pass_manager_cls()
             return stock
-
-        @classmethod
-        def _fuses(cls) -> bool:
-            """Whether the compiler fuses the all-reduce with the operations after it."""
-            if not flag.active():
-                return False
-            wanted = Config.from_env().fuse
-            return wanted == "on" or (wanted == "auto" and base.device_type == "cuda")
 
         @classmethod
         def use_custom_op_collectives(cls) -> bool:
@@ -171,6 +112,81 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
 
     R2cclPlatform.__name__ = R2cclPlatform.__qualname__ = name
     return R2cclPlatform
+
+
+def _check_and_extend(platform: Any, base: Any, vllm_config: Any, mode: Any) -> None:
+    """Checks the engine's configuration under the flag, and adds r2serve's parts.
+
+    mode: the compilation mode before vLLM's own update.
+    """
+    flag.check_environment()
+    releases.warn_if_unsupported("vllm", vllm.__version__)
+    combinations.refuse_elastic_groups(vllm_config.parallel_config)
+    spans = _spans_nodes(vllm_config.parallel_config)
+    os.environ[flag.SPANS_VARIABLE] = str(int(spans))
+    if spans:
+        if base.device_type == "cuda":
+            _refuse_on_gpus(platform, base, vllm_config)
+        # FlashInfer's fusion would bypass the group's communicator.
+        vllm_config.compilation_config.pass_config.fuse_allreduce_rms = False
+        if _fuses(base):
+            _let_passes_run(vllm_config.compilation_config, mode)
+            if base.device_type == "cuda":
+                from r2serve.engines.vllm import fusion_range
+
+                fusion_range.split(vllm_config, Config.from_env())
+        from r2serve.engines.vllm import control
+
+        control.carry(vllm_config)
+    _note_in(vllm_config)
+    _follow_steps(vllm_config.parallel_config)
+    exit_status.listen_once()
+    stopping.keep_workers_once(vllm_config)
+    sidecar.start_once()
+
+
+def _refuse_on_gpus(platform: Any, base: Any, vllm_config: Any) -> None:
+    """Refuses options, GPUs and drivers on which workers would fail."""
+    from r2serve.engines.vllm import gpus
+
+    config = Config.from_env()
+    per_rank = config.node == "per-rank"
+    combinations.refuse_in_config(vllm_config, per_rank_nodes=per_rank)
+    parallel = vllm_config.parallel_config
+    if not combinations.engine_spans_nodes(parallel, per_rank_nodes=per_rank):
+        return  # a group that spans nodes runs the checks in its worker
+    # Without NVML vLLM would initialise CUDA here, and forked workers could not use CUDA.
+    by_nvml = getattr(importlib.import_module(base.__module__), "nvml_available", False)
+    gpus.check(config.cuda_library, platform.get_device_capability() if by_nvml else None)
+
+
+def _communicator_for(stock: str) -> str:
+    """Returns our subclass of vLLM's communicator class. Raises ConfigError without a subclass."""
+    if stock not in classes.COMMUNICATORS:
+        raise ConfigError(
+            "--distributed-backend is r2ccl: must be default, because r2ccl has no "
+            f"communicator for {stock}"
+        )
+    return classes.COMMUNICATORS[stock]
+
+
+def _our_backend() -> str:
+    """Configures the backend of torch.distributed for groups made later; returns its name."""
+    from r2serve.engines.torch import BACKEND, use_config, use_management_address
+    from r2serve.engines.vllm.management_address import management_address
+
+    flag.keep_journals()
+    use_config(flag.group_config())
+    use_management_address(management_address())
+    return BACKEND
+
+
+def _fuses(base: Any) -> bool:
+    """Whether the compiler fuses the all-reduce with the operations after it."""
+    if not flag.active():
+        return False
+    wanted = Config.from_env().fuse
+    return wanted == "on" or (wanted == "auto" and base.device_type == "cuda")
 
 
 def _spans_nodes(parallel: Any) -> bool:

@@ -9,6 +9,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -183,35 +184,7 @@ def _one_of(names: Any, default: str) -> str:
     "--label", default="", help="Name of the measurement, for a file with several measurements."
 )
 @click.option("--keep-logs", type=click.Path(file_okay=False, path_type=Path))
-def command(
-    url: str | None,
-    model: str | None,
-    openai: bool,
-    contenders: tuple[str, ...],
-    engine: str,
-    scenarios: tuple[str, ...],
-    schedule: Path | None,
-    alternated: str | None,
-    alternations: int,
-    switch_s: float,
-    requests: int,
-    rate: float | None,
-    concurrency: int | None,
-    prompt_tokens: int,
-    output_tokens: int | None,
-    sigma: float,
-    sharegpt: Path | None,
-    slo_ttft_ms: float,
-    slo_tpot_ms: float,
-    pairs: int,
-    patience_s: float,
-    seed: int,
-    json_path: Path | None,
-    out: Path | None,
-    docs: Path | None,
-    label: str,
-    keep_logs: Path | None,
-) -> None:
+def command(**given: Any) -> None:
     """Measure TTFT, time per token and end-to-end latency of requests under rail faults.
 
     Without --url, every contender serves a tiny model over two nodes with two rails, in network
@@ -219,86 +192,98 @@ def command(
     turns.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    if url is not None and (scenarios or schedule):
+    options = Given(**given)
+    _refuse_combinations(options)
+    if options.alternated is not None:
+        _alternate_states(options, options.alternated)
+    else:
+        _measure(options)
+
+
+@dataclass(frozen=True)
+class Given:
+    """The options of :func:`command`, as given."""
+
+    url: str | None
+    model: str | None
+    openai: bool
+    contenders: tuple[str, ...]
+    engine: str
+    scenarios: tuple[str, ...]
+    schedule: Path | None
+    alternated: str | None
+    alternations: int
+    switch_s: float
+    requests: int
+    rate: float | None
+    concurrency: int | None
+    prompt_tokens: int
+    output_tokens: int | None
+    sigma: float
+    sharegpt: Path | None
+    slo_ttft_ms: float
+    slo_tpot_ms: float
+    pairs: int
+    patience_s: float
+    seed: int
+    json_path: Path | None
+    out: Path | None
+    docs: Path | None
+    label: str
+    keep_logs: Path | None
+
+
+def _refuse_combinations(given: Given) -> None:
+    """Raises UsageError for options that exclude each other."""
+    if given.url is not None and (given.scenarios or given.schedule):
         raise click.UsageError(
             "--url: faults are made in networks of started contenders only; leave out --scenario "
             "and --faults"
         )
-    known = CONTENDERS_OF.get(engine, tuple(CONTENDERS))
-    if not set(contenders) <= set(known):
+    known = CONTENDERS_OF.get(given.engine, tuple(CONTENDERS))
+    if not set(given.contenders) <= set(known):
         raise click.UsageError(
-            f"--contender: {', '.join(contenders)} with --engine {engine}: must be "
+            f"--contender: {', '.join(given.contenders)} with --engine {given.engine}: must be "
             f"{' or '.join(known)}"
         )
-    if scenarios and schedule:
+    if given.scenarios and given.schedule:
         raise click.UsageError("--scenario and --faults: cannot be combined; leave out either")
-    if alternated is not None:
-        if url is not None or scenarios or schedule or sharegpt or rate is not None:
+    if given.alternated is not None:
+        measured = given.scenarios or given.schedule or given.sharegpt
+        if measured or given.url is not None or given.rate is not None:
             raise click.UsageError(
                 "--alternate: must be given without --url, --scenario, --faults, --sharegpt and "
                 "--rate"
             )
-        if engine != "vllm":
-            raise click.UsageError(f"--alternate: --engine is {engine}: must be vllm")
-        if len(contenders) != 1:
-            raise click.UsageError(f"--alternate: {len(contenders)} contenders: must be 1")
-        try:
-            state = Alternation.of(alternated, switch_s=switch_s, alternations=alternations)
-        except (ScheduleError, ConfigError) as error:
-            raise click.UsageError(f"--alternate: {error}") from error
-        _tell_notes(alternated)
-        length = Lengths(output_tokens or OUTPUT_TOKENS_ALTERNATED, sigma=0, least=2)
-        same = synthetic(PROMPTS_ALTERNATED, seed, Lengths(prompt_tokens, sigma=0), length)
-        return _alternate(
-            state,
-            contenders[0],
-            arrange(same, seed, concurrency=concurrency or 4),
-            json_path,
-            keep_logs,
-        )
-    if out is None and docs is not None:
+        if given.engine != "vllm":
+            raise click.UsageError(f"--alternate: --engine is {given.engine}: must be vllm")
+        if len(given.contenders) != 1:
+            raise click.UsageError(f"--alternate: {len(given.contenders)} contenders: must be 1")
+    elif given.out is None and given.docs is not None:
         raise click.UsageError("--docs: needs --out, the directory for pictures")
+
+
+def _alternate_states(given: Given, what: str) -> None:
     try:
-        output = Lengths(output_tokens or 48, sigma, least=2)
-        if sharegpt is not None:
-            asked = from_sharegpt(sharegpt, requests, seed, output)
-        else:
-            asked = synthetic(requests, seed, Lengths(prompt_tokens, sigma), output)
-        if rate is None and concurrency is None:
-            concurrency = 4
-        workload = arrange(asked, seed, rate=rate or 0.0, concurrency=concurrency or 0)
-        faults = _faults(scenarios, schedule)
-        if workload.concurrency == 0:
-            _check_times(faults, workload)
-    except (ScheduleError, WorkloadError) as error:
-        raise click.UsageError(str(error)) from error
-    options = runner.RunOptions(
-        workload=workload,
-        contenders=contenders,
-        scenarios=faults,
-        pairs=pairs,
-        goal=Goal(slo_ttft_ms, slo_tpot_ms),
-        patience_s=patience_s,
-        keep_logs=keep_logs,
-        engine=engine,
-    )
-    if engine != "vllm":  # results of engines must not replace each other
-        label = label or engine
-    if out is not None:
-        json_path = json_path or out / "rows.jsonl"
-    try:
-        if docs is not None:
-            report.split(docs)
-        about = machine.describe(sys.argv[1:])
-        folder = None if out is None else out / "runs"
-        rows = Rows(json_path, about, label=label, folder=folder)
-    except (ValueError, MarkerError) as error:
-        raise click.ClickException(str(error)) from error
+        state = Alternation.of(what, switch_s=given.switch_s, alternations=given.alternations)
+    except (ScheduleError, ConfigError) as error:
+        raise click.UsageError(f"--alternate: {error}") from error
+    _tell_notes(what)
+    length = Lengths(given.output_tokens or OUTPUT_TOKENS_ALTERNATED, sigma=0, least=2)
+    same = synthetic(PROMPTS_ALTERNATED, given.seed, Lengths(given.prompt_tokens, sigma=0), length)
+    workload = arrange(same, given.seed, concurrency=given.concurrency or 4)
+    _alternate(state, given.contenders[0], workload, given.json_path, given.keep_logs)
+
+
+def _measure(given: Given) -> None:
+    options = _run_options(given)
+    rows, about = _rows(given)
     progress = Progress(Console(stderr=True))
     try:
-        if url is not None:
-            extra: dict[str, Any] | None = {} if openai else None
-            found = runner.drive(url, model or _model(url), options, rows, progress, extra)
+        if given.url is not None:
+            extra: dict[str, Any] | None = {} if given.openai else None
+            model = given.model or _model(given.url)
+            found = runner.drive(given.url, model, options, rows, progress, extra)
         else:
             found = runner.run(options, rows, progress)
     except (LabUnavailableError, LoadError, ServeError) as error:
@@ -306,13 +291,64 @@ def command(
     verdicts = compare.verdicts(found)
     report.show(found, verdicts)
     others = rows.tidy(found)
-    if out is not None:
-        pictures = plots.draw(found, rows.times, out)
-        report.write_page(found, verdicts, pictures, out / "index.html")
-        progress.line(f"page written: {out / 'index.html'}")
-        if docs is not None:
+    if given.out is not None:
+        pictures = plots.draw(found, rows.times, given.out)
+        report.write_page(found, verdicts, pictures, given.out / "index.html")
+        progress.line(f"page written: {given.out / 'index.html'}")
+        if given.docs is not None:
             now = [*found, *(row for row in others if row["commit"] == about["commit"])]
-            report.put(found, others, compare.verdicts(now), _beside(docs, pictures), docs)
+            shown = _beside(given.docs, pictures)
+            report.put(found, others, compare.verdicts(now), shown, given.docs)
+
+
+def _run_options(given: Given) -> runner.RunOptions:
+    """Returns the requests and faults. Raises UsageError for an impossible value."""
+    rate, concurrency = given.rate, given.concurrency
+    if rate is None and concurrency is None:
+        concurrency = 4
+    try:
+        output = Lengths(given.output_tokens or 48, given.sigma, least=2)
+        if given.sharegpt is not None:
+            asked = from_sharegpt(given.sharegpt, given.requests, given.seed, output)
+        else:
+            prompt = Lengths(given.prompt_tokens, given.sigma)
+            asked = synthetic(given.requests, given.seed, prompt, output)
+        workload = arrange(asked, given.seed, rate=rate or 0.0, concurrency=concurrency or 0)
+        faults = _faults(given.scenarios, given.schedule)
+        if workload.concurrency == 0:
+            _check_times(faults, workload)
+    except (ScheduleError, WorkloadError) as error:
+        raise click.UsageError(str(error)) from error
+    return runner.RunOptions(
+        workload=workload,
+        contenders=given.contenders,
+        scenarios=faults,
+        pairs=given.pairs,
+        goal=Goal(given.slo_ttft_ms, given.slo_tpot_ms),
+        patience_s=given.patience_s,
+        keep_logs=given.keep_logs,
+        engine=given.engine,
+    )
+
+
+def _rows(given: Given) -> tuple[Rows, dict[str, Any]]:
+    """Opens the file of results; returns the rows, and the facts of this run.
+
+    Raises ClickException if the file, or the page of --docs, cannot be continued.
+    """
+    label, path = given.label, given.json_path
+    if given.engine != "vllm":  # results of engines must not replace each other
+        label = label or given.engine
+    if given.out is not None:
+        path = path or given.out / "rows.jsonl"
+    try:
+        if given.docs is not None:
+            report.split(given.docs)
+        about = machine.describe(sys.argv[1:])
+        folder = None if given.out is None else given.out / "runs"
+        return Rows(path, about, label=label, folder=folder), about
+    except (ValueError, MarkerError) as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _alternate(

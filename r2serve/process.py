@@ -214,7 +214,7 @@ class Process:
             self.config.management,
             self.management_address,
             list_ports(),
-            self.config.fallback and self._has_control_address(),
+            self.config.fallback and self._has_management_address(),
         )
         tell(choice)
         networks = [(port.device, each.network) for port in choice.ports for each in port.addresses]
@@ -254,7 +254,7 @@ class Process:
     def _listen_for_control(self, ports: Sequence[PortInfo]) -> PortInfo | None:
         """Listens on the management NIC: for control frames, and for data without other rails."""
         address = self.management_address
-        if address is None or address in self._rail_addresses or not self._has_control_address():
+        if address is None or address in self._rail_addresses or not self._has_management_address():
             return None
         try:
             number = self.engine.listen("control", "", address)
@@ -265,7 +265,7 @@ class Process:
             return None
         return PortInfo("", address, number)
 
-    def _has_control_address(self) -> bool:
+    def _has_management_address(self) -> bool:
         address = self.management_address
         return address is not None and not address.startswith("127.")
 

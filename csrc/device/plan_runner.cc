@@ -121,14 +121,20 @@ Status PlanRunner::flush() {
 }
 
 Status PlanRunner::watch() {
-  if (load_acquire(context_.mailbox.entered) == load_acquire(context_.mailbox.left)) {
+  const Sequence left = load_acquire(context_.mailbox.left);
+  if (load_acquire(context_.mailbox.entered) == left) {
     inside_since_ = 0;
     return {};
   }
-  if (inside_since_ == 0) inside_since_ = now_ns();
+  // A busy stream is inside an exchange at every look.  An exchange that ends begins a new wait.
+  if (inside_since_ == 0 || left != inside_after_) inside_since_ = now_ns();
+  inside_after_ = left;
   Status status = context_.communicator.check_waiting(inside_since_);
-  // Without the abort, ranks of other nodes would wait for a collective that is never posted.
-  if (!status.ok()) context_.inter_node->abort(status.message());
+  if (status.ok()) return status;
+  // Without the aborts, ranks of other nodes would wait for a collective that is never posted, and
+  // ranks of this node would not know which rank gave up.
+  context_.inter_node->abort(status.message());
+  if (status.code() == ErrorCode::aborted) context_.communicator.abort(status.message());
   return status;
 }
 

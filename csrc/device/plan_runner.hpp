@@ -69,9 +69,9 @@ class PlanRunner {
   // Makes NIC writes of the last run() visible to kernels.  Returns an error if a copy of GPU
   // memory has failed.
   Status flush();
-  // While an exchange is open, checks that the ranks of this node are alive.  Only kernels wait for
-  // these ranks, so no host call would notice their loss.  On an error also aborts the inter-node
-  // group.
+  // While an exchange is open, checks that the ranks of this node are alive, and that the exchange
+  // has not waited for call_timeout_s.  Only kernels wait for these ranks, so no host call would
+  // notice.  On an error also aborts the inter-node group, and after a timeout all ranks.
   Status watch();
 
  private:
@@ -93,6 +93,7 @@ class PlanRunner {
 
   bool written_by_nics_ = false;  // the last run() was staged in GPU memory
   TimeNs inside_since_ = 0;       // first watch() of the open exchange; 0 = none is open
+  Sequence inside_after_ = 0;     // last exchange ended before the open exchange
 };
 
 }  // namespace r2ccl::device

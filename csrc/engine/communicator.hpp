@@ -110,8 +110,8 @@ class Communicator {
   // See Engine::deregister_buffer().
   Status deregister_buffer(const std::byte* buffer) { return engine_->deregister_buffer(buffer); }
 
-  // Returns the error of a call that has waited for all other ranks since `since` (time of
-  // now_ns()); ok while the call would go on waiting.
+  // Returns the error of an exchange inside a node that has waited for other ranks since `since`
+  // (time of now_ns()); ok while the exchange may go on waiting.
   [[nodiscard]] Status check_waiting(TimeNs since) const;
 
   // Ends the call in progress and all later calls on every rank, with the error `aborted`.

@@ -73,7 +73,8 @@ Status EngineChannel::check_waiting(TimeNs since) const {
   if (failed()) return failure();
   for (int peer = 0; peer < size(); ++peer)
     if (peer_of(peer) != nullptr) R2CCL_TRY(check_liveness(peer, since));
-  return {};
+  if (!has_waited_too_long(since, now_ns())) return {};
+  return waited_too_long("an exchange inside the node");
 }
 
 // ---- calls ----
@@ -192,11 +193,20 @@ Status EngineChannel::check_patience(TimeNs now) {
     return {ErrorCode::aborted, "rank " + std::to_string(rank()) +
                                     " was interrupted by a signal in " + describe(tag()) +
                                     " of communicator '" + name() + "'"};
+  if (!has_waited_too_long(call_began_, now)) return {};
+  return waited_too_long(describe(tag()));
+}
+
+bool EngineChannel::has_waited_too_long(TimeNs since, TimeNs now) const {
   const double limit_s = engine_->config().call_timeout_s;
-  if (limit_s <= 0 || static_cast<double>(now - call_began_) < limit_s * 1e9) return {};
+  return limit_s > 0 && static_cast<double>(now - since) >= limit_s * 1e9;
+}
+
+Status EngineChannel::waited_too_long(const std::string& call) const {
   return {ErrorCode::aborted, "rank " + std::to_string(rank()) +
-                                  " has waited for call_timeout_s = " + std::to_string(limit_s) +
-                                  " s in " + describe(tag()) + " of communicator '" + name() + "'"};
+                                  " has waited for call_timeout_s = " +
+                                  std::to_string(engine_->config().call_timeout_s) + " s in " +
+                                  call + " of communicator '" + name() + "'"};
 }
 
 // The handlers of the program may take its own locks, so the engine's lock is free meanwhile.

@@ -62,8 +62,8 @@ class EngineChannel final : public LinkChannel {
   [[nodiscard]] bool released() const { return released_; }
   // Returns true once a close would not wait: everything is delivered, or the communicator failed.
   [[nodiscard]] bool settled() const { return failed() || all_delivered(); }
-  // Returns the error of a call that has waited for all other ranks since `since`; ok while the
-  // call would go on waiting.
+  // Returns the error of an exchange inside a node that has waited for other ranks since `since`;
+  // ok while the exchange may go on waiting.
   [[nodiscard]] Status check_waiting(TimeNs since) const;
   [[nodiscard]] const std::vector<Peer*>& others() const { return others_; }
 
@@ -100,6 +100,9 @@ class EngineChannel final : public LinkChannel {
   }
   // Returns an error once the program around wants the call to end, or call_timeout_s has passed.
   Status check_patience(TimeNs now);
+  // Returns whether a call that began at `since` has lasted for call_timeout_s.
+  [[nodiscard]] bool has_waited_too_long(TimeNs since, TimeNs now) const;
+  [[nodiscard]] Status waited_too_long(const std::string& call) const;
   [[nodiscard]] bool ask_to_end(TimeNs now);
   Status enter(const CallTag& tag);
   // Exchanges the losses of bandwidth; throws if memory runs out.

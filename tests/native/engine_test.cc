@@ -147,6 +147,21 @@ TEST(Engine, LosingAllRailsForLongIsAnErrorOnEveryRank) {
   });
 }
 
+TEST(Engine, CallTimeoutSEndsACallInsideANode) {
+  Config config;
+  config.call_timeout_s = 1.0;
+  Job job({.ranks = 3, .rails = 0, .shm = true, .config = config});
+  std::thread second([&] {
+    const Status status = job.communicators[1]->barrier();
+    EXPECT_EQ(status.code(), ErrorCode::aborted) << status.message();
+  });
+  const Status status = job.communicators[0]->barrier();  // rank 2 never comes
+  second.join();
+  EXPECT_EQ(status.code(), ErrorCode::aborted);
+  for (const char* words : {"has waited for call_timeout_s = 1.0", "barrier"})
+    EXPECT_NE(status.message().find(words), std::string::npos) << status.message();
+}
+
 TEST(Engine, AnAbortEndsTheCallOnEveryRank) {
   Config config;
   config.call_timeout_s = testing::patience_s;  // ends the test if the abort ends no call

@@ -211,6 +211,67 @@ TEST(StreamCommunicator, ALostRankEndsTheExchangeOfAllOthers) { leave_in_an_exch
 
 TEST(StreamCommunicator, ALostRankEndsTheFirstExchange) { leave_in_an_exchange(0); }
 
+TEST(StreamCommunicator, CallTimeoutSEndsAnExchangeWithoutARankOfTheNode) {
+  Config config;
+  config.call_timeout_s = testing::sanitized() ? 10.0 : 1.0;  // the start has calls, too
+  Nodes nodes(config);
+  std::array<std::unique_ptr<Rank>, 4> ranks;  // memory stays after a rank's close
+  std::atomic<bool> ended = false;
+  nodes.job.run([&](int me, Communicator& /*host*/) {
+    std::unique_ptr<Rank>& rank = ranks[static_cast<std::size_t>(me)];
+    rank = nodes.rank(me);
+    const std::vector<float> in(1000, 1.0F);
+    const std::vector<float> out(1000, 4.0F);
+    if (me != 0) EXPECT_TRUE(eventually([&] { return ended.load(); }, "rank 0 has given up"));
+    (void)rank->collectives->all_reduce(rank->stream, address(in), address(out), in.size(),
+                                        DType::f32, ReduceOp::sum, Algorithm::automatic);
+    rank->synchronise();
+    const Status failure = rank->collectives->failure();
+    EXPECT_EQ(failure.code(), ErrorCode::aborted) << failure.message();
+    if (me == 0) {
+      for (const char* words : {"rank 0 has waited for call_timeout_s = 1", "inside the node"})
+        EXPECT_NE(failure.message().find(words), std::string::npos) << failure.message();
+      ended = true;
+    }
+    EXPECT_EQ(out, std::vector<float>(1000, 4.0F));
+  });
+  nodes.job.run([&](int me, Communicator& /*host*/) {
+    ranks[static_cast<std::size_t>(me)]->collectives->close();
+  });
+}
+
+TEST(Carrier, CallTimeoutSIsTheWaitOfOneExchange) {
+  Config config;
+  config.call_timeout_s = 1.0;
+  Job job({.ranks = 2, .rails = 1, .config = config});
+  const auto inter_node = job.make_part(80, {0, 1}, 0);
+  const StreamOptions with = options();
+  auto gpu = cuda::Device::open(with.library, with.device, with.image);
+  ASSERT_TRUE(gpu.ok());
+  device::Mailbox mailbox;
+  const device::DirectMemory direct;
+  device::Carrier carrier({.mailbox = mailbox,
+                           .communicator = *job.communicators[0],
+                           .inter_node = inter_node.get(),
+                           .pinned = {},
+                           .direct = {},
+                           .direct_memory = direct,
+                           .device = *gpu.value()});
+  // An exchange is open at every look, and each is another one.
+  for (int look = 0; look < 30; ++look) {
+    ++mailbox.entered.value;
+    const Status status = carrier.watch();
+    ASSERT_TRUE(status.ok()) << status.message();
+    std::this_thread::sleep_for(milliseconds(50));
+    mailbox.left.value = mailbox.entered.value;
+  }
+  ++mailbox.entered.value;
+  Status status;
+  EXPECT_TRUE(eventually([&] { return !(status = carrier.watch()).ok(); }, "the wait has ended"));
+  EXPECT_EQ(status.code(), ErrorCode::aborted) << status.message();
+  EXPECT_EQ(job.communicators[1]->barrier().code(), ErrorCode::aborted);
+}
+
 TEST(StreamCommunicator, ARankWithoutIpcMemoryDisablesTheExchange) {
   Nodes nodes;
   fake().call("fake_cuda_fail", "cuIpcOpenMemHandle", 1);

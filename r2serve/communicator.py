@@ -15,12 +15,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
 from r2serve import _core, rendezvous, start, tensors
 from r2serve.collectives import Collectives
 from r2serve.config import Config
-from r2serve.errors import InvalidArgumentError
+from r2serve.errors import InvalidArgumentError, StartupTimeoutError
 from r2serve.faults import canonical, note_on
 from r2serve.observe import journal
 from r2serve.ports.identity import (
@@ -31,7 +31,7 @@ from r2serve.ports.identity import (
 )
 from r2serve.ports.management_address import find_management_address
 from r2serve.process import LINGER_S, Process, RailInfo, release, retain
-from r2serve.store_meeting import StoreMeeting
+from r2serve.store_meeting import StoreMeeting, shorter_limit
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("r2serve.r2ccl")
 _NOTED: set[str] = set()
 """Deprecated names of faults with a note in the log; a name gets a single note."""
+
+
+def _call_timeout_s(config: Config | None) -> float:
+    return config.call_timeout_s if config else 0.0
 
 
 def check_step(number: int) -> None:
@@ -169,7 +173,8 @@ class Communicator(Collectives):
         Raises:
             ConfigError, StartupTimeoutError: see :meth:`from_group`.
         """
-        exchange = StoreMeeting(store, name, rank, world_size)
+        config = start.resolved(config)
+        exchange = StoreMeeting(store, name, rank, world_size, _call_timeout_s(config))
         host = rendezvous.host_of(store)
 
         def control() -> str | None:
@@ -195,7 +200,8 @@ class Communicator(Collectives):
 
         Args:
             host, port: address of rank 0's store, reachable from all ranks during start-up.
-            timeout_s: seconds for all ranks to appear at the store.
+            timeout_s: seconds for all ranks to appear at the store; a shorter ``call_timeout_s``
+                takes precedence.
             share_engine: False gives this communicator private links, so that several ranks can
                 live in one process.
 
@@ -205,15 +211,27 @@ class Communicator(Collectives):
         """
         if not 0 <= rank < world_size:
             raise InvalidArgumentError(f"rank: {rank} is not within 0 to {world_size - 1}")
-        store = TCPStore(
-            host,
-            port,
-            world_size,
-            is_master=rank == 0,
-            timeout=timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-        )
-        exchange = StoreMeeting(store, name, rank, world_size)
+        config = start.resolved(config)
+        call_timeout_s = _call_timeout_s(config)
+        limit_s, limit = shorter_limit(call_timeout_s, timeout_s, "timeout_s")
+        try:
+            store = TCPStore(
+                host,
+                port,
+                world_size,
+                is_master=rank == 0,
+                timeout=timedelta(seconds=limit_s),
+                wait_for_workers=False,
+            )
+        except DistError as error:
+            if rank == 0:  # no wait: rank 0 cannot host the store
+                raise
+            first_line = str(error).partition("\n")[0]
+            raise StartupTimeoutError(
+                f"communicator {name!r}, rank {rank}: rank 0 has no store at {host}:{port} within "
+                f"{limit} of {limit_s:g} s ({first_line})"
+            ) from error
+        exchange = StoreMeeting(store, name, rank, world_size, call_timeout_s)
         try:
             made = cls._make(
                 exchange, name, rank, config, lambda: local_address_towards(host), share_engine

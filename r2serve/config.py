@@ -159,9 +159,11 @@ class Config:
     )
     call_timeout_s: float = core(
         0.0,
-        "Longest wait of a collective for other ranks; then every rank raises `AbortedError`. "
-        "0: no limit, so a call waits as long as the other ranks' processes live. With a limit, "
-        "ranks that begin a call late (a compilation, an idle server) end the call",
+        "Longest wait of a call for other ranks; then every rank raises `AbortedError`. Also the "
+        "longest wait of a start at the store and for rails, if shorter than the store's timeout "
+        "and `connect_timeout_s`; then `StartupTimeoutError`. 0: no limit, so a call waits as long "
+        "as the other ranks' processes live. With a limit, ranks that begin a call late (a "
+        "compilation, an idle server) end the call",
         unit="s",
         low=0.0,
         high=86400.0,

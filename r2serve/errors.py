@@ -39,7 +39,7 @@ class AbortedError(R2cclError):
 
 
 class StartupTimeoutError(R2cclError, TimeoutError):
-    """Start-up did not finish within ``connect_timeout_s``."""
+    """Start-up did not finish within ``connect_timeout_s``, or a shorter ``call_timeout_s``."""
 
 
 class InternalError(R2cclError):

@@ -50,6 +50,19 @@ def common_options(config: Config) -> dict[str, str]:
     return shown
 
 
+def resolved(config: Config | None) -> Config | None:
+    """Returns the options of a start, read from the environment if ``config`` is None.
+
+    Returns None if an option is wrong: :func:`join` reads the options again, and tells all ranks.
+    """
+    if config is not None:
+        return config
+    try:
+        return Config.from_env()
+    except Exception:  # noqa: BLE001  told to all ranks by join()
+        return None
+
+
 @dataclass(frozen=True)
 class Joined:
     """The result of a start."""
@@ -83,7 +96,8 @@ def join(
     Raises:
         ConfigError: an option or address is wrong, here or on another rank, or ranks on different
             nodes have no rails.
-        StartupTimeoutError: on some rank no rail to a peer came up in time.
+        StartupTimeoutError: on some rank no rail to a peer came up within ``connect_timeout_s`` or
+            ``call_timeout_s``.
     """
     failure: Exception | None = None
     process: Process | None = None
@@ -102,7 +116,7 @@ def join(
         nodes = number_nodes([info.node for info in infos])
         rendezvous.agree(exchange, rank, _add_peers(exchange, process, infos, rank, nodes))
         numbers = [info.process for info in infos]
-        _connect(exchange, process, [each for each in numbers if each != process.info.process])
+        _connect(exchange, process, rank, [each for each in numbers if each != numbers[rank]])
     except BaseException:
         if process is not None:
             release(process)
@@ -152,19 +166,24 @@ def _add_peers(
     return None
 
 
-def _connect(exchange: Exchange, process: Process, peers: list[int]) -> None:
+def _connect(exchange: Exchange, process: Process, rank: int, peers: list[int]) -> None:
     """Connects the links to all peers; returns when all ranks have connected.
 
     The final exchange keeps a fast rank from closing its links before a slow rank sees rails up.
     """
+    config = process.config
+    limited = 0 < config.call_timeout_s < config.connect_timeout_s
+    limit = "call_timeout_s" if limited else "connect_timeout_s"
     failure: Exception | None = None
     try:
-        process.engine.connect(peers, process.config.connect_timeout_s)
+        process.engine.connect(peers, getattr(config, limit), f"{limit} (R2CCL_{limit.upper()})")
     except Exception as error:  # noqa: BLE001  told to all ranks
         failure = error
     outcomes = exchange({"failed": None if failure is None else str(failure)})
+    if isinstance(failure, StartupTimeoutError):
+        raise StartupTimeoutError(f"rank {rank} did not connect: {failure}") from failure
     if failure is not None:
         raise failure
-    for rank, outcome in enumerate(outcomes):
+    for other, outcome in enumerate(outcomes):
         if outcome["failed"] is not None:
-            raise StartupTimeoutError(f"rank {rank} did not connect: {outcome['failed']}")
+            raise StartupTimeoutError(f"rank {other} did not connect: {outcome['failed']}")

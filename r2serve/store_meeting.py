@@ -35,14 +35,32 @@ _KEPT = 16
 """Meetings with keys that wait for their deletion; a rank 0 that dies before leaves one more."""
 
 
+def shorter_limit(call_timeout_s: float, other_s: float, other: str) -> tuple[float, str]:
+    """Returns the limit of a wait in seconds, and its name for errors.
+
+    Args:
+        call_timeout_s: the option; 0: no limit.
+        other_s, other: the limit without the option, and its name.
+    """
+    if 0 < call_timeout_s <= other_s:
+        return call_timeout_s, "call_timeout_s (R2CCL_CALL_TIMEOUT_S)"
+    return other_s, other
+
+
 class StoreMeeting:
     """Meets the ranks at a store; calls are rounds of an exchange, like ``rendezvous.Exchange``.
 
-    The store's timeout applies to the meeting and to each round.
+    The store's timeout applies to the meeting and to each round, unless ``call_timeout_s`` is
+    shorter.
     """
 
-    def __init__(self, store: Store, name: str, rank: int, world_size: int) -> None:
+    def __init__(
+        self, store: Store, name: str, rank: int, world_size: int, call_timeout_s: float = 0.0
+    ) -> None:
         """Returns when all ranks have met.
+
+        Args:
+            call_timeout_s: the option; 0: no limit besides the store's timeout.
 
         Raises:
             StartupTimeoutError: a rank did not come in time, has begun another start, or the store
@@ -52,6 +70,7 @@ class StoreMeeting:
         self._name = name
         self._rank = rank
         self._ranks = world_size
+        self._call_timeout_s = call_timeout_s
         self._token = secrets.token_hex(8)
         self._round = 0
         self._meeting = ""
@@ -163,13 +182,14 @@ class StoreMeeting:
                 raise StartupTimeoutError(f"communicator {self._name!r}: {why}; start again")
 
     def _pauses(self, what: str, keys: list[str] | None = None) -> Iterator[None]:
-        """Yields between pauses, until the store's timeout.
+        """Yields between pauses, until the limit of the wait.
 
         Raises:
             StartupTimeoutError: names the ranks without a key.
         """
-        timeout_s = self._store.timeout.total_seconds()  # type: ignore[attr-defined]
-        deadline = time.monotonic() + timeout_s
+        store_s = self._store.timeout.total_seconds()  # type: ignore[attr-defined]
+        limit_s, limit = shorter_limit(self._call_timeout_s, store_s, "the store's timeout")
+        deadline = time.monotonic() + limit_s
         pause_s = _FIRST_PAUSE_S
         while True:
             yield
@@ -180,8 +200,8 @@ class StoreMeeting:
         missing = [key.rpartition("/")[2] for key in keys or () if not self._store.check([key])]
         who = f"; missing: rank {', '.join(missing)}" if missing else ""
         raise StartupTimeoutError(
-            f"communicator {self._name!r}, rank {self._rank}: {what} within the store's timeout of "
-            f"{timeout_s:g} s{who}"
+            f"communicator {self._name!r}, rank {self._rank}: {what} within {limit} of "
+            f"{limit_s:g} s{who}"
         )
 
     # ---- keys ----

@@ -96,11 +96,12 @@ void add_peer(Engine& engine, std::uint32_t process, const std::string& label,
   raise_if_failed(engine.add_peer(peer));
 }
 
-void connect(Engine& engine, const std::vector<std::uint32_t>& peers, double timeout_s) {
+void connect(Engine& engine, const std::vector<std::uint32_t>& peers, double timeout_s,
+             const std::string& option) {
   Status status;
   {
     const nb::gil_scoped_release release;
-    status = engine.connect(peers, timeout_s);
+    status = engine.connect(peers, timeout_s, option);
   }
   raise_if_failed(status);
 }
@@ -282,7 +283,8 @@ void register_engine(nb::module_& module) {
       .def("add_peer", &add_peer, nb::arg("process"), nb::arg("label"), nb::arg("secret"),
            nb::arg("rails"))
       .def("has_peer", &has_peer, nb::arg("process"))
-      .def("connect", &connect, nb::arg("peers"), nb::arg("timeout_s"))
+      .def("connect", &connect, nb::arg("peers"), nb::arg("timeout_s"),
+           nb::arg("option") = "connect_timeout_s (R2CCL_CONNECT_TIMEOUT_S)")
       .def("inject", &inject, nb::arg("rail"), nb::arg("fault"), nb::arg("process") = 0,
            nb::arg("bytes_per_s") = 0.0)
       .def("note_injected", &note_injected, nb::arg("rail"), nb::arg("fault"),

@@ -74,8 +74,9 @@ class Engine {
   // Opens the rails to peers and waits until each peer has a data rail UP, at most timeout_s.  Each
   // peer must add this process in time: until then, a peer rejects the connections.  Returns
   // timeout if a peer has no data rail UP in time, and invalid_argument if a peer has another
-  // configuration.
-  Status connect(const std::vector<std::uint32_t>& peers, double timeout_s);
+  // configuration.  `option`: name of timeout_s in the error.
+  Status connect(const std::vector<std::uint32_t>& peers, double timeout_s,
+                 const std::string& option = "connect_timeout_s (R2CCL_CONNECT_TIMEOUT_S)");
   // Parts of connect() without a wait.  begin_connect() opens the rails to a peer.  connected()
   // returns true once calls with the peer may begin, and from then on; timeout if no data rail has
   // been UP within connect_timeout_s.

@@ -142,7 +142,8 @@ Result<bool> Engine::connected(std::uint32_t process) {
   return peer->begun;
 }
 
-Status Engine::connect(const std::vector<std::uint32_t>& peers, double timeout_s) {
+Status Engine::connect(const std::vector<std::uint32_t>& peers, double timeout_s,
+                       const std::string& option) {
   R2CCL_TRY(check_origin());
   {
     const Lock guard(*this);
@@ -181,8 +182,8 @@ Status Engine::connect(const std::vector<std::uint32_t>& peers, double timeout_s
     if (missing.empty()) return {};
     if (late)
       return {ErrorCode::timeout,
-              "no rail came up within connect_timeout_s (R2CCL_CONNECT_TIMEOUT_S = " +
-                  std::to_string(timeout_s) + ") to " + missing};
+              "no rail came up within " + option + " = " + std::to_string(timeout_s) + " s to " +
+                  missing};
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }

@@ -240,7 +240,7 @@ TEST(StreamCommunicator, CallTimeoutSEndsAnExchangeWithoutARankOfTheNode) {
   });
 }
 
-TEST(Carrier, CallTimeoutSIsTheWaitOfOneExchange) {
+TEST(PlanRunner, CallTimeoutSIsTheWaitOfOneExchange) {
   Config config;
   config.call_timeout_s = 1.0;
   Job job({.ranks = 2, .rails = 1, .config = config});
@@ -250,24 +250,24 @@ TEST(Carrier, CallTimeoutSIsTheWaitOfOneExchange) {
   ASSERT_TRUE(gpu.ok());
   device::Mailbox mailbox;
   const device::DirectMemory direct;
-  device::Carrier carrier({.mailbox = mailbox,
-                           .communicator = *job.communicators[0],
-                           .inter_node = inter_node.get(),
-                           .pinned = {},
-                           .direct = {},
-                           .direct_memory = direct,
-                           .device = *gpu.value()});
+  device::PlanRunner runner({.mailbox = mailbox,
+                              .communicator = *job.communicators[0],
+                              .inter_node = inter_node.get(),
+                              .pinned = {},
+                              .direct = {},
+                              .direct_memory = direct,
+                              .device = *gpu.value()});
   // An exchange is open at every look, and each is another one.
   for (int look = 0; look < 30; ++look) {
     ++mailbox.entered.value;
-    const Status status = carrier.watch();
+    const Status status = runner.watch();
     ASSERT_TRUE(status.ok()) << status.message();
     std::this_thread::sleep_for(milliseconds(50));
     mailbox.left.value = mailbox.entered.value;
   }
   ++mailbox.entered.value;
   Status status;
-  EXPECT_TRUE(eventually([&] { return !(status = carrier.watch()).ok(); }, "the wait has ended"));
+  EXPECT_TRUE(eventually([&] { return !(status = runner.watch()).ok(); }, "the wait has ended"));
   EXPECT_EQ(status.code(), ErrorCode::aborted) << status.message();
   EXPECT_EQ(job.communicators[1]->barrier().code(), ErrorCode::aborted);
 }

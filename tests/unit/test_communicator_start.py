@@ -30,13 +30,15 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[R2cclError | None
     port = free_port()
 
     def run(late: Callable[[], None], work: Work) -> list[R2cclError | None]:
-        def delayed(engine: _core.Engine, peers: list[int], timeout_s: float) -> None:
+        def delayed(
+            engine: _core.Engine, peers: list[int], timeout_s: float, option: str
+        ) -> None:
             if peers[0] < engine.process:
                 with contextlib.suppress(StartupTimeoutError):
                     connect(engine, peers, 0.0)
                 time.sleep(0.5)
                 late()
-            connect(engine, peers, timeout_s)
+            connect(engine, peers, timeout_s, option)
 
         def rank_main(rank: int) -> R2cclError | None:
             config = Config(rails="127.0.0.1", node=f"n{rank}", connect_timeout_s=60.0)
@@ -110,6 +112,15 @@ def test_all_ranks_fail_if_one_rank_cannot_start(
     assert type(other) is ConfigError
     assert str(other).startswith("rank 1 ")
     assert str(other).endswith(f"cannot start: {failed}")
+
+
+def test_call_timeout_s_ends_the_wait_for_a_store_that_is_not_there() -> None:
+    port = free_port()
+    limit = r"within call_timeout_s \(R2CCL_CALL_TIMEOUT_S\) of 1 s"
+    with pytest.raises(
+        StartupTimeoutError, match=rf"rank 1: rank 0 has no store at 127.0.0.1:{port} {limit}"
+    ):
+        Communicator.standalone("127.0.0.1", port, 1, 2, config=Config(call_timeout_s=1.0))
 
 
 def test_without_a_thread_for_the_log_the_engine_is_closed(

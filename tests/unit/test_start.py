@@ -18,7 +18,7 @@ from r2serve.ports.info import PortInfo
 from r2serve.ports.interfaces import list_interfaces
 from r2serve.ports.management_address import HostAddressError, own_address
 from r2serve.ports.wires import Question, Wire
-from r2serve.process import release
+from r2serve.process import Process, release
 from r2serve.rendezvous import Exchange
 
 Control = Callable[[], str | None]
@@ -68,6 +68,24 @@ def config(rank: int, **options: Any) -> Config:
 
 def nothing() -> None:
     return None
+
+
+def test_call_timeout_s_ends_the_wait_for_rails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 does not know rank 0, so no rail comes up."""
+    add_peer = Process.add_peer
+
+    def added(self: Process, *others: Any) -> None:
+        if self.rank_hint == 0:
+            add_peer(self, *others)
+
+    monkeypatch.setattr(Process, "add_peer", added)
+    errors = join(*((config(rank, call_timeout_s=1.0), nothing) for rank in range(2)))
+    for rank, error in enumerate(errors):
+        assert isinstance(error, StartupTimeoutError)
+        assert str(error).startswith(
+            f"rank {rank} did not connect: no rail came up within call_timeout_s "
+            "(R2CCL_CALL_TIMEOUT_S) = 1"
+        )
 
 
 WRONG_ADDRESS = "the other ranks waited for the timeout"

@@ -163,6 +163,21 @@ def test_the_missing_ranks_are_named() -> None:
         StoreMeeting(Client(store, 0.05), "x", 1, 3)  # type: ignore[arg-type]
 
 
+def test_call_timeout_s_ends_a_meeting_and_a_round(pool: Any) -> None:
+    """The store's timeout is longer."""
+    limit = r"within call_timeout_s \(R2CCL_CALL_TIMEOUT_S\) of 1 s"
+    store = torch.distributed.HashStore()
+    with pytest.raises(StartupTimeoutError, match=f"rank 0: not all ranks came {limit}; .* rank 1"):
+        StoreMeeting(Client(store), "x", 0, 2, 1.0)  # type: ignore[arg-type]
+    with pytest.raises(StartupTimeoutError, match=f"rank 1: rank 0 did not meet this rank {limit}"):
+        StoreMeeting(Client(store), "x", 1, 2, 1.0)  # type: ignore[arg-type]
+    silent = pool.submit(StoreMeeting, Client(store), "y", 1, 2)
+    meeting = StoreMeeting(Client(store), "y", 0, 2, 1.0)  # type: ignore[arg-type]
+    silent.result(LONG_S)
+    with pytest.raises(StartupTimeoutError, match=f"round 0 did not end {limit}; missing: rank 1"):
+        meeting({})
+
+
 def test_a_tcp_store_under_a_prefix_serves_too(pool: Any) -> None:
     port = free_port()
     served = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)

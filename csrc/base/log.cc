@@ -2,19 +2,16 @@
 
 #include <sys/eventfd.h>
 
+#include "base/limits.hpp"
+
 namespace r2ccl {
-namespace {
-
-constexpr std::size_t max_lines = 1024;
-
-}  // namespace
 
 LogQueue::LogQueue()
     : event_(FileDescriptor::made_by([] { return ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); })) {}
 
 void LogQueue::add(LogLevel level, std::string text) {
   const std::lock_guard guard(mutex_);
-  if (lines_.size() >= max_lines) {
+  if (lines_.size() >= most_log_lines) {
     ++dropped_;
     return;
   }

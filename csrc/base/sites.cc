@@ -4,10 +4,10 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/limits.hpp"
+
 namespace r2ccl {
 namespace {
-
-constexpr std::size_t generation_sites = 8192;
 
 std::mutex mutex;
 // A full table becomes the older table, whose sites are forgotten unless they are noted again.
@@ -23,7 +23,7 @@ std::uint32_t take_site() { return std::exchange(next_site, 0); }
 
 void note_site(std::uint32_t site, const std::string& text) {
   const std::lock_guard guard(mutex);
-  if (texts.size() >= generation_sites) older = std::exchange(texts, {});
+  if (texts.size() >= most_site_texts) older = std::exchange(texts, {});
   texts.try_emplace(site, text);
 }
 

@@ -22,8 +22,6 @@ constexpr int unheard_timeouts = 10;
 constexpr TimeNs abandon_limit_ns = 500 * ns_per_ms;
 // Longest position in an ABORT, in bytes.
 constexpr std::size_t most_position_bytes = max_abort_bytes / 2 + 40;
-// Warnings about differing call sites, at most, for each communicator.
-constexpr unsigned most_other_sites = 20;
 // Separates the position of the sender from the error in the ABORT of an order mismatch.
 constexpr char before_position = '\n';
 
@@ -327,8 +325,8 @@ bool LinkChannel::same_site(int peer, const CallTag& tag) {
   if (tag.site == tag_.site || tag.kind == TagKind::result) return tag.site == tag_.site;
   if (tag.site == 0 || tag_.site == 0) return true;
   if (consensus_ == Consensus::site_error) return false;
-  if (other_sites_ >= most_other_sites) return true;
-  const bool last = ++other_sites_ == most_other_sites;
+  if (other_sites_ >= most_site_warnings) return true;
+  const bool last = ++other_sites_ == most_site_warnings;
   on_other_site("communicator '" + name_ + "': " + describe(tag_) + " is at " +
                 site_text(tag_.site) + " on rank " + std::to_string(rank_) + ", and at " +
                 site_text(tag.site) + " on rank " + std::to_string(peer) +

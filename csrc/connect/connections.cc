@@ -14,25 +14,17 @@
 #include <optional>
 #include <utility>
 
+#include "base/limits.hpp"
 #include "rails/shm/shm_pipe.hpp"
 #include "rails/tcp/tcp_pipe.hpp"
 
 namespace r2ccl {
 namespace {
 
-// Accepted connections with an unfinished handshake, besides one for each rail of a peer.
-constexpr std::size_t max_strangers = 128;
-
-// Attempts of a process at the same time.  More attempts would time out where many ranks start on
-// few cores.  An attempt counts no longer than these times without an answer of the peer's host,
-// and of the peer's process.
-constexpr std::size_t most_connects = 16;
+// An attempt counts among most_connects no longer than these times without an answer of the peer's
+// host, and of the peer's process.
 constexpr TimeNs unanswered_connect_ns = 100 * ns_per_ms;
 constexpr TimeNs counted_handshake_ns = 1000 * ns_per_ms;
-
-// Further connections of all attempts together; see RailRoute::flows.  Without a limit, attempts of
-// many silent rails would take all descriptors.
-constexpr std::size_t most_rivals = 64;
 
 constexpr const char* closed_by_peer = "the peer closed the connection";
 
@@ -259,7 +251,7 @@ void Connections::accept_all(TimeNs now) {
         break;
       }
       exhausted_ = false;
-      if (strangers_ >= max_strangers + expected_) {
+      if (strangers_ >= most_strangers + expected_) {
         // Too many accepted connections with an unfinished handshake: the oldest is dropped.
         for (auto oldest = pending_.begin(); oldest != pending_.end(); ++oldest) {
           if (oldest->connector != nullptr) continue;

@@ -96,8 +96,8 @@ std::string config_mismatch(std::uint32_t peer, std::uint64_t ours, std::uint64_
   return concat(
       "process ", peer,
       " runs another configuration: slot_bytes, slots, chunk_bytes, spare_slots, "
-      "algorithm, resilience, checksum, fallback, consensus and consensus_result must be equal "
-      "(fingerprint ",
+      "algorithm, resilience, checksum, fallback, consensus, consensus_result and the limits of "
+      "the release must be equal (fingerprint ",
       hex(theirs), ", ours ", hex(ours), ")");
 }
 
@@ -115,12 +115,15 @@ HandshakeKey derive_pair_key(std::span<const std::byte> job_secret, std::uint64_
   return hmac.finish();
 }
 
-std::uint64_t config_fingerprint(std::span<const std::uint64_t> settings) {
+std::uint64_t config_fingerprint(std::span<const std::uint64_t> settings,
+                                 std::span<const std::uint64_t> limits) {
   Sha256 hash;
-  for (const std::uint64_t setting : settings) {
-    std::array<std::byte, 8> bytes{};
-    put(std::span(bytes), 0, setting);
-    hash.update(bytes);
+  for (const auto& values : {settings, limits}) {
+    for (const std::uint64_t value : values) {
+      std::array<std::byte, 8> bytes{};
+      put(std::span(bytes), 0, value);
+      hash.update(bytes);
+    }
   }
   return get<std::uint64_t>(hash.finish(), 0);
 }

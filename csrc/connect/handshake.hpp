@@ -32,6 +32,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/limits.hpp"
 #include "base/sha256.hpp"
 #include "link/rail_state.hpp"
 
@@ -46,8 +47,9 @@ using HandshakeNonce = std::array<std::byte, 16>;
 [[nodiscard]] HandshakeKey derive_pair_key(std::span<const std::byte> job_secret, std::uint64_t job,
                                            std::uint32_t process, std::uint32_t peer);
 
-// Returns a fingerprint of the settings that both ends must share, in a fixed order.
-[[nodiscard]] std::uint64_t config_fingerprint(std::span<const std::uint64_t> settings);
+// Returns a fingerprint of the settings and limits that both ends must share, in a fixed order.
+[[nodiscard]] std::uint64_t config_fingerprint(
+    std::span<const std::uint64_t> settings, std::span<const std::uint64_t> limits = shared_limits);
 
 enum class HandshakeState : std::uint8_t { in_progress, established, rejected };
 

@@ -10,10 +10,10 @@
 #include <cstring>
 #include <utility>
 
+#include "base/limits.hpp"
+
 namespace r2ccl {
 namespace {
-
-constexpr int backlog = 128;
 
 std::optional<std::uint16_t> parse_port(std::string_view text) {
   std::uint16_t port = 0;
@@ -77,7 +77,7 @@ Status Listeners::open(Listener& listener, int& error) {
   if (bound && !again) ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   // Without an address so far, the socket only keeps the port number.
   if (bound && listener.waits()) return {};
-  if (bound && ::listen(fd, backlog) == 0) return {};
+  if (bound && ::listen(fd, listen_backlog) == 0) return {};
   Status status = failed("cannot listen on " + listener.address.text());
   listener.socket.reset();
   return status;

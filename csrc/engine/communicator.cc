@@ -6,17 +6,13 @@
 
 #include "base/clock.hpp"
 #include "base/first_number.hpp"
+#include "base/limits.hpp"
 #include "base/sites.hpp"
 #include "collectives/collectives.hpp"
 #include "link/device_memory.hpp"
 #include "plan/cost_model.hpp"
 
 namespace r2ccl {
-namespace {
-
-constexpr int max_ranks = 256;
-
-}  // namespace
 
 Result<std::unique_ptr<Communicator>> Communicator::create(std::shared_ptr<Engine> engine,
                                                            std::uint64_t id, std::string name,
@@ -27,7 +23,8 @@ Result<std::unique_ptr<Communicator>> Communicator::create(std::shared_ptr<Engin
       rank >= static_cast<int>(members.size()))
     return Status(ErrorCode::invalid_argument,
                   "rank " + std::to_string(rank) + " of " + std::to_string(members.size()) +
-                      ": a communicator has 1 to 256 ranks, numbered from 0");
+                      ": a communicator has 1 to " + std::to_string(max_ranks) +
+                      " ranks, numbered from 0");
   R2CCL_TRY(engine->check_origin());
   std::unique_ptr<Communicator> made(
       new Communicator(std::move(engine), id, std::move(name), rank, simd));

@@ -23,8 +23,6 @@ constexpr TimeNs never_up_interval_ns = 100 * ns_per_ms;
 constexpr TimeNs path_refresh_ns = 100 * ns_per_ms;
 constexpr TimeNs fault_file_interval_ns = 5 * ns_per_ms;
 constexpr TimeNs released_limit_ns = 5000 * ns_per_ms;  // as the linger of a close in Python
-constexpr std::size_t most_early_aborts = 256;
-constexpr std::size_t most_orphans_told = 65'536;  // of a peer
 
 }  // namespace
 

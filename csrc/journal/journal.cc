@@ -16,16 +16,14 @@
 #include <utility>
 
 #include "base/first_number.hpp"
+#include "base/limits.hpp"
 
 namespace r2ccl {
 namespace {
 
-constexpr std::uint32_t rail_capacity = 2048;  // 128 ranks with 16 rails each
-constexpr std::uint32_t group_capacity = 64;
-constexpr std::uint32_t record_capacity = 8192;
 constexpr std::size_t rails_offset = sizeof(JournalHeader);
-constexpr std::size_t groups_offset = rails_offset + rail_capacity * sizeof(JournalRail);
-constexpr std::size_t records_offset = groups_offset + group_capacity * sizeof(JournalGroup);
+constexpr std::size_t groups_offset = rails_offset + journal_rails * sizeof(JournalRail);
+constexpr std::size_t records_offset = groups_offset + journal_groups * sizeof(JournalGroup);
 constexpr int first_bucket_log2 = 12;  // 4.096 us
 
 void copy_text(char* target, std::size_t capacity, std::string_view text) {
@@ -59,7 +57,7 @@ std::string file_name(std::uint32_t engine) {
 
 }  // namespace
 
-std::size_t Journal::size() { return records_offset + record_capacity * sizeof(JournalRecord); }
+std::size_t Journal::size() { return records_offset + journal_records * sizeof(JournalRecord); }
 
 Result<Journal> Journal::open(const std::string& directory, std::uint32_t engine) {
   FileDescriptor file;
@@ -87,9 +85,9 @@ Result<Journal> Journal::open(const std::string& directory, std::uint32_t engine
   JournalHeader& header = journal.header();
   header.version = journal_version;
   header.process = static_cast<std::uint32_t>(::getpid());
-  header.rail_capacity = rail_capacity;
-  header.group_capacity = group_capacity;
-  header.record_capacity = record_capacity;
+  header.rail_capacity = journal_rails;
+  header.group_capacity = journal_groups;
+  header.record_capacity = journal_records;
   header.opened_clock_ns = clock_ns(CLOCK_REALTIME);
   header.record_count = first_number();
   header.opened_ns = header.heartbeat_ns = clock_ns(CLOCK_MONOTONIC);
@@ -130,7 +128,7 @@ void Journal::closed() { publish(header().heartbeat_ns, std::int64_t{0}); }
 
 std::uint32_t Journal::add_rail(const RailNames& names) {
   const std::uint32_t entry = header().rail_count;
-  if (entry >= rail_capacity) return no_rail_entry;
+  if (entry >= journal_rails) return no_rail_entry;
   JournalRail* added = reinterpret_cast<JournalRail*>(memory_.get() + rails_offset) + entry;
   copy_text(added->name, sizeof(added->name), names.name);
   copy_text(added->peer, sizeof(added->peer), names.peer);
@@ -153,12 +151,12 @@ void Journal::set_device(std::uint32_t entry, std::string_view device) {
 
 JournalGroup* Journal::add_group(std::string_view name, std::uint64_t id, int rank, int ranks) {
   const std::span groups(reinterpret_cast<JournalGroup*>(memory_.get() + groups_offset),
-                         group_capacity);
+                         journal_groups);
   const auto used = groups.first(header().group_count);
   const auto closed = [](const JournalGroup& group) { return group.closed != 0; };
   auto entry = std::ranges::find_if(
       used, [&](const JournalGroup& group) { return closed(group) && name == group.name; });
-  if (entry == used.end() && used.size() == group_capacity) {
+  if (entry == used.end() && used.size() == journal_groups) {
     entry = std::ranges::find_if(used, closed);
     if (entry == used.end()) return nullptr;
     *entry = {};
@@ -179,7 +177,7 @@ JournalGroup* Journal::add_group(std::string_view name, std::uint64_t id, int ra
 void Journal::record(JournalRecord record) {
   const std::uint64_t count = header().record_count;
   auto* place =
-      reinterpret_cast<JournalRecord*>(memory_.get() + records_offset) + count % record_capacity;
+      reinterpret_cast<JournalRecord*>(memory_.get() + records_offset) + count % journal_records;
   record.sequence = 0;
   std::atomic_ref(place->sequence).store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);  // sequence 0 before the contents

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string_view>
 
+#include "base/limits.hpp"
 #include "base/types.hpp"
 
 namespace r2ccl {
@@ -79,14 +80,8 @@ static_assert(sizeof(FrameHeader) == 96);
 // Version of the frame format, the wire number.  Every handshake message carries the version.
 inline constexpr std::uint32_t frame_version = 7;
 inline constexpr std::uint32_t frame_magic = 0x31463252;  // "R2F1"
-// Payload limits in bytes: text of an ABORT, full-size probe.
-inline constexpr std::uint32_t max_abort_bytes = 480;
-inline constexpr std::uint32_t max_probe_bytes = 16384;
-inline constexpr std::uint32_t max_put_bytes = 1U << 20;
 // Reserved: communicator of a process's streams to a peer.  No other communicator has this id.
 inline constexpr std::uint64_t streams_communicator = ~std::uint64_t{0};
-// Verbs rails: the largest payload sent together with the header, and the largest probe.
-inline constexpr std::uint32_t max_eager_bytes = 4096;
 
 // Returns the CRC32C (Castagnoli, RFC 3720 appendix B.4); uses SSE4.2 where available.
 [[nodiscard]] std::uint32_t crc32c(const void* data, std::size_t bytes);

@@ -14,17 +14,14 @@ namespace r2ccl {
 namespace {
 
 constexpr TimeNs hanging_ns = 50 * ns_per_ms;  // age of a connection attempt considered hung
-// Number of closed communicators to remember.  Frames of earlier communicators cannot be in flight
-// any more.
-constexpr std::size_t max_closed = 4096;
-constexpr std::uint32_t most_failures = 30;  // of connection attempts, for the back-off
+constexpr std::uint32_t most_failures = 30;    // of connection attempts, for the back-off
 
 }  // namespace
 
 Link::Link(const LinkOptions& options, std::span<const RailKind> rails, std::uint64_t jitter_seed)
     : options_(options),
       rails_(rails.size()),
-      refusals_(r2ccl::most_communicators),
+      refusals_(most_refused_communicators),
       scratch_(64U << 10),
       jitter_(jitter_seed | 1U) {
   assert(!rails.empty() && rails.size() <= max_rails_per_link);
@@ -388,7 +385,7 @@ OutStream& Link::out_stream(std::uint64_t communicator) { return streams(communi
 InStream& Link::in_stream(std::uint64_t communicator) { return streams(communicator).in; }
 
 void Link::close_streams(std::uint64_t communicator) {
-  if (closed_.size() >= max_closed) {
+  if (closed_.size() >= most_closed_communicators) {
     closed_.erase(closed_order_.front());
     closed_order_.pop_front();
   }

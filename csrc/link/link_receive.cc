@@ -11,7 +11,6 @@
 namespace r2ccl {
 namespace {
 
-constexpr std::size_t most_answers = 256;     // answers due on a rail, see answer_without_stream()
 constexpr Epoch max_epochs_ahead = 1U << 20;  // limit on epochs named by the peer
 
 bool type_and_size_valid(const FrameHeader& header, const LinkOptions& options) {

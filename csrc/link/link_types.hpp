@@ -31,19 +31,14 @@ class StreamMemory {
   virtual void revoke(std::span<const std::byte> memory) = 0;
 };
 
-// Limit of the open communicators of a process.  The same limit holds for communicators that only
-// the peer has made so far, and whose messages wait.
-inline constexpr std::size_t most_communicators = 4096;
-
 // Most doublings of the limit for a handshake or probation; see Link::patience().
 inline constexpr std::uint32_t most_patience_doublings = 4;
 
-// Slots of the communicator of streams, equal at both ends.  A copy on a silent rail keeps its slot
-// until the fence, hence the many spare slots.
+// Slots of the communicator of streams, equal at both ends.
 struct StreamsShape {
-  std::uint32_t slot_bytes = 64U << 10;
-  std::uint16_t slots = 16;
-  std::uint16_t spare_slots = 48;
+  std::uint32_t slot_bytes = streams_slot_bytes;
+  std::uint16_t slots = streams_slots;
+  std::uint16_t spare_slots = streams_spare_slots;
   std::uint32_t ack_later_bytes = 16U << 10;  // larger messages ask for a delivery ack at once
 };
 

@@ -34,9 +34,6 @@ using MemoryId = std::uint32_t;
 // Identifies a connection, one direction of messages.  Equal at both ends, unique within the link.
 using ConnectionId = std::uint64_t;
 
-// Limit of the receives of a connection that are not taken, and of the sends.
-inline constexpr std::uint64_t most_posted = 32;
-
 // Memory of a posted receive.
 struct PostedMemory {
   MemoryId memory = 0;
@@ -108,7 +105,6 @@ class Posted {
   // numbers and ends the connections at the peer.  At most most_orphans are kept: the peer asks
   // again.
   [[nodiscard]] std::vector<ConnectionId>& orphans() { return orphans_; }
-  static constexpr std::size_t most_orphans = 256;
   [[nodiscard]] std::size_t queued() const;  // frames due on all rails
 
  private:

@@ -10,7 +10,6 @@ namespace r2ccl {
 namespace {
 
 constexpr std::uint64_t no_message = ~std::uint64_t{0};  // a ROOM without permission
-constexpr std::size_t max_closed = 4096;                 // closed connections to remember
 
 }  // namespace
 
@@ -86,7 +85,7 @@ bool Posted::close_receives(ConnectionId connection, TimeNs now) {
 // Reports the last messages of a connection that is closed, and keeps the report for questions.
 void Posted::remember(const Receives& receives) {
   if (receives.delivered == 0) return;
-  if (closed_.size() >= max_closed) {
+  if (closed_.size() >= most_closed_connections) {
     closed_.erase(closed_order_.front());
     closed_order_.pop_front();
   }

@@ -11,7 +11,6 @@ namespace {
 
 constexpr TimeNs ask_min_ns = 20 * ns_per_ms;
 constexpr TimeNs ask_max_ns = 500 * ns_per_ms;
-constexpr std::size_t most_memory = 65536;  // ranges that a peer may announce on a rail
 
 }  // namespace
 
@@ -247,12 +246,13 @@ void Posted::ask_overdue(Sends& sends, TimeNs now) {
 bool Posted::on_memory(RailId id, const FrameHeader& header, TimeNs now) {
   if (header.number > ~MemoryId{0}) return false;
   const auto memory = static_cast<MemoryId>(header.number);
+  auto& remote = rails_[id].remote;
   if (header.credit == 0) {
-    rails_[id].remote.erase(memory);
+    remote.erase(memory);
     return true;
   }
-  if (rails_[id].remote.size() >= most_memory && !rails_[id].remote.contains(memory)) return false;
-  rails_[id].remote[memory] = {header.delivered, header.credit, header.epoch};
+  if (remote.size() >= most_announced_ranges && !remote.contains(memory)) return false;
+  remote[memory] = {header.delivered, header.credit, header.epoch};
   queue_puts(now);
   return true;
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "base/config.hpp"
+#include "base/limits.hpp"
 #include "base/units.hpp"
 
 namespace r2ccl {
@@ -14,8 +15,6 @@ using RailId = std::uint16_t;
 using Epoch = std::uint32_t;
 
 inline constexpr RailId any_rail = 0xFFFF;
-inline constexpr std::size_t max_rails_per_link = 64;
-inline constexpr std::size_t max_chunks_per_message = 64;
 // Largest payload in bytes that is read together with its header into a predicted slot.
 inline constexpr std::uint32_t max_likely_bytes = 64U << 10;
 // Number of copies of a message that goes to every usable rail.

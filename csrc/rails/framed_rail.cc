@@ -4,13 +4,12 @@
 #include <cstring>
 #include <utility>
 
+#include "base/limits.hpp"
 #include "link/device_memory.hpp"
 
 namespace r2ccl {
 namespace {
 
-// Bound of the bytes that a muted rail holds back.
-constexpr std::size_t held_limit = 8U << 20;
 // Reads of a rail whose write has failed: as many as empty the largest socket buffer of usual
 // systems.
 constexpr int rest_reads = 32;
@@ -33,7 +32,7 @@ FramedRail::FramedRail(Link& link, RailId rail, std::unique_ptr<BytePipe> pipe,
 bool FramedRail::pump_out(TimeNs now) {
   if (muted_) {
     hold_back();
-    if (held_.size() >= held_limit) return false;
+    if (held_.size() >= most_held_bytes) return false;
   }
   if (part_begin_ == part_end_) {
     if (!link_.has_frames(rail_)) return false;

@@ -212,7 +212,7 @@ bool StreamMux::take(Link& link, TimeNs now) {
   // owner stops at half of this limit.  If own records alone stopped both ends, neither end would
   // take the records of the other, and nothing would move again.
   while (const InMessage* message = in.front()) {
-    if (control_.size() >= 2 * most_control) break;
+    if (control_.size() >= 2 * most_control_records) break;
     if (!on_record({in.front_data(), message->bytes}, message->replayed)) return false;
     link.consume(in, now);
   }

@@ -51,12 +51,12 @@ struct StreamEvent {
 class StreamMux {
  public:
   struct Options {
-    bool even = false;                       // own streams have even ids; the peer's have odd ids
-    std::uint32_t window = 1U << 20;         // bytes sent ahead of the reader; equal at both ends
+    bool even = false;  // own streams have even ids; the peer's have odd ids
+    std::uint32_t window = stream_window_bytes;
     std::uint32_t queue_bytes = 256U << 10;  // bytes of a stream queued here, not in the link
     std::uint32_t bulk_bytes = 256U << 10;   // bytes of bulk records in the link; at least a record
     std::uint32_t copied_bytes = 16U << 10;  // largest record that goes to every rail
-    std::size_t most_streams = 4096;         // further streams of the peer are reset
+    std::size_t most_streams = most_open_streams;
   };
 
   explicit StreamMux(const Options& options) : options_(options), next_id_(options.even ? 2 : 1) {}
@@ -89,7 +89,7 @@ class StreamMux {
   void synced(std::uint32_t token) { queue({RecordType::synced, 0, 0, 0, token, 0}); }
 
   // Returns true while many control records wait: the owner should open no further streams.
-  [[nodiscard]] bool congested() const { return control_.size() >= most_control; }
+  [[nodiscard]] bool congested() const { return control_.size() >= most_control_records; }
   [[nodiscard]] std::vector<StreamEvent> take_events() { return std::exchange(events_, {}); }
   [[nodiscard]] bool has_events() const { return !events_.empty(); }
 
@@ -114,8 +114,6 @@ class StreamMux {
   [[nodiscard]] const std::string& violation() const { return violation_; }
 
  private:
-  static constexpr std::size_t most_control = 4096;
-
   struct Stream {
     ByteQueue out;
     ByteQueue in;

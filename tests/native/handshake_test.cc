@@ -641,5 +641,15 @@ TEST(ConfigFingerprint, DependsOnValuesAndTheirOrder) {
   EXPECT_NE(of({1, 2}), of({1, 2, 0}));
 }
 
+TEST(ConfigFingerprint, DependsOnTheLimitsThatBothEndsShare) {
+  const std::vector<std::uint64_t> settings{1, 2};
+  const std::uint64_t own = config_fingerprint(settings);
+  for (std::size_t i = 0; i < shared_limits.size(); ++i) {
+    auto other = shared_limits;
+    ++other[i];
+    EXPECT_NE(config_fingerprint(settings, other), own) << i;
+  }
+}
+
 }  // namespace
 }  // namespace r2ccl

@@ -11,11 +11,12 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/limits.hpp"
+
 namespace r2ccl {
 namespace {
 
-constexpr std::size_t ring_bytes = 1U << 20;
-constexpr std::size_t ring_footprint = ring_bytes + 3 * 64;
+constexpr std::size_t ring_footprint = shm_ring_bytes + 3 * 64;
 constexpr unsigned seals = F_SEAL_SHRINK | F_SEAL_GROW;
 // Reads of an empty ring for each check whether the peer is gone.
 constexpr unsigned empty_reads_per_check = 64;
@@ -27,7 +28,7 @@ struct ShmPipe::Ring {
   alignas(64) std::atomic<std::uint64_t> read;
   alignas(64) std::atomic<std::uint32_t> reader_sleeps;
   std::atomic<std::uint32_t> writer_sleeps;
-  alignas(64) std::byte data[ring_bytes];
+  alignas(64) std::byte data[shm_ring_bytes];
 };
 
 FileDescriptor make_ring_memory() {
@@ -72,8 +73,8 @@ void ShmPipe::abandon() { ::shutdown(socket_.get(), SHUT_RDWR); }
 Io ShmPipe::write(std::span<const iovec> parts, std::size_t& bytes) {
   const std::uint64_t begin = out_->written.load(std::memory_order_relaxed);
   const std::uint64_t used = begin - out_->read.load(std::memory_order_acquire);
-  if (used > ring_bytes) return Io::broken;  // the peer wrote an impossible position
-  std::size_t room = ring_bytes - used;
+  if (used > shm_ring_bytes) return Io::broken;  // the peer wrote an impossible position
+  std::size_t room = shm_ring_bytes - used;
   if (room == 0) return peer_gone() ? Io::broken : Io::again;
   std::uint64_t position = begin;
   for (const iovec& part : parts) {
@@ -81,8 +82,8 @@ Io ShmPipe::write(std::span<const iovec> parts, std::size_t& bytes) {
     std::size_t left = std::min(part.iov_len, room);
     room -= left;
     while (left > 0) {
-      const std::size_t at = position % ring_bytes;
-      const std::size_t run = std::min(left, ring_bytes - at);
+      const std::size_t at = position % shm_ring_bytes;
+      const std::size_t run = std::min(left, shm_ring_bytes - at);
       std::memcpy(out_->data + at, source, run);
       source += run;
       position += run;
@@ -105,7 +106,7 @@ Io ShmPipe::write(std::span<const iovec> parts, std::size_t& bytes) {
 Io ShmPipe::read(std::span<const iovec> parts, std::size_t& bytes) {
   const std::uint64_t begin = in_->read.load(std::memory_order_relaxed);
   std::size_t left = in_->written.load(std::memory_order_acquire) - begin;
-  if (left > ring_bytes) return Io::broken;
+  if (left > shm_ring_bytes) return Io::broken;
   if (left == 0) {
     if (++empty_reads_ % empty_reads_per_check != 0) return Io::again;
     // The peer writes its last bytes before its socket closes.  So check the ring again before
@@ -119,8 +120,8 @@ Io ShmPipe::read(std::span<const iovec> parts, std::size_t& bytes) {
     std::size_t take = std::min(part.iov_len, left);
     left -= take;
     while (take > 0) {
-      const std::size_t at = position % ring_bytes;
-      const std::size_t run = std::min(take, ring_bytes - at);
+      const std::size_t at = position % shm_ring_bytes;
+      const std::size_t run = std::min(take, shm_ring_bytes - at);
       std::memcpy(target, in_->data + at, run);
       target += run;
       position += run;
@@ -148,7 +149,7 @@ short ShmPipe::arm(bool for_write) {
       in_->written.load(std::memory_order_acquire) != in_->read.load(std::memory_order_relaxed);
   const bool room = for_write && out_->written.load(std::memory_order_relaxed) -
                                          out_->read.load(std::memory_order_acquire) <
-                                     ring_bytes;
+                                     shm_ring_bytes;
   return arrived || room || peer_gone() ? 0 : POLLIN;
 }
 

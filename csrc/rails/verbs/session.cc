@@ -16,7 +16,8 @@ VerbsSession::~VerbsSession() {
 }
 
 std::size_t VerbsSession::bytes() const {
-  return std::size_t{2} * ring_frames * ring_stride + std::size_t{bounce_chunks} * chunk_bytes_;
+  return std::size_t{2} * verbs_ring_frames * ring_stride +
+         std::size_t{bounce_chunks} * chunk_bytes_;
 }
 
 Status VerbsSession::prepare() {
@@ -66,7 +67,9 @@ Status VerbsSession::take_keys() {
 // A frame takes at most 2 writes, and 1 receive at the peer.  A message with credit only takes 1
 // receive; these messages never outnumber the frames.
 VerbsDepth VerbsSession::depth() {
-  return {.sends = 2 * ring_frames + 2, .receives = 2 * ring_frames + 1, .inline_bytes = 256};
+  return {.sends = 2 * verbs_ring_frames + 2,
+          .receives = 2 * verbs_ring_frames + 1,
+          .inline_bytes = 256};
 }
 
 VerbsEndpoint VerbsSession::endpoint(const VerbsAddress& address) const {

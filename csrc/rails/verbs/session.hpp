@@ -17,8 +17,6 @@
 
 namespace r2ccl {
 
-// Frames in flight per direction.
-inline constexpr std::uint32_t ring_frames = 64;
 // Size of a ring entry in bytes: a header and the largest payload that travels with its header, in
 // whole cache lines.
 inline constexpr std::uint32_t ring_stride = (sizeof(FrameHeader) + max_eager_bytes + 63) / 64 * 64;
@@ -29,7 +27,7 @@ inline constexpr std::uint32_t bounce_chunks = 8;
 // Addresses and key that the peer needs for an epoch.
 struct VerbsEndpoint {
   VerbsAddress address;
-  std::uint64_t ring_address = 0;  // ring_frames entries of ring_stride bytes
+  std::uint64_t ring_address = 0;  // verbs_ring_frames entries of ring_stride bytes
   std::uint32_t ring_key = 0;
 };
 
@@ -75,13 +73,13 @@ class VerbsSession {
   [[nodiscard]] MemoryPool& pool() const { return pool_; }
   [[nodiscard]] std::uint32_t local_key() const { return keys_.local; }
   [[nodiscard]] std::byte* in_entry(std::uint64_t frame) const {
-    return memory_ + frame % ring_frames * ring_stride;
+    return memory_ + frame % verbs_ring_frames * ring_stride;
   }
   [[nodiscard]] std::byte* out_entry(std::uint64_t frame) const {
-    return memory_ + (ring_frames + frame % ring_frames) * ring_stride;
+    return memory_ + (verbs_ring_frames + frame % verbs_ring_frames) * ring_stride;
   }
   [[nodiscard]] std::byte* bounce(std::size_t index) const {
-    return memory_ + std::size_t{2} * ring_frames * ring_stride + index * chunk_bytes_;
+    return memory_ + std::size_t{2} * verbs_ring_frames * ring_stride + index * chunk_bytes_;
   }
   // Gives the memory up for good, since the device may still reach it.  The pool never uses the
   // memory again.

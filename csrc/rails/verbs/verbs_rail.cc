@@ -55,14 +55,14 @@ bool VerbsRail::fail(RailCause cause, const std::string& why, TimeNs now) {
 // ---- out ----
 
 bool VerbsRail::has_room() const {
-  return sent_ - std::min(completed_, credited_) < ring_frames &&
+  return sent_ - std::min(completed_, credited_) < verbs_ring_frames &&
          std::find(bounce_used_.begin(), bounce_used_.end(), false) != bounce_used_.end();
 }
 
 bool VerbsRail::pump_out(TimeNs now) {
   bool moved = false;
   for (std::uint32_t i = 0; i < batch && open(); ++i) {
-    if (muted_ ? swallowed_ >= ring_frames : !has_room()) break;
+    if (muted_ ? swallowed_ >= verbs_ring_frames : !has_room()) break;
     OutFrame frame;
     if (!link_.next_frame(rail_, frame, now)) break;
     moved = true;
@@ -77,7 +77,7 @@ bool VerbsRail::pump_out(TimeNs now) {
 void VerbsRail::post(OutFrame& frame, TimeNs now) {
   FrameHeader& header = frame.header;
   if (header.type == FrameType::slots || header.type == FrameType::target) add_key(header);
-  InFlightFrame& flight = frames_in_flight_[sent_ % ring_frames];
+  InFlightFrame& flight = frames_in_flight_[sent_ % verbs_ring_frames];
   position_ += sizeof(FrameHeader) + header.payload_bytes;
   flight = {.header = header, .position = position_, .posted_at = now};
 
@@ -95,7 +95,7 @@ void VerbsRail::post(OutFrame& frame, TimeNs now) {
   writes[count++] = {
       .id = request_id(VerbsRequest::frame, sent_),
       .source = {entry, bytes, session_->local_key()},
-      .remote_address = session_->peer.ring_address + sent_ % ring_frames * ring_stride,
+      .remote_address = session_->peer.ring_address + sent_ % verbs_ring_frames * ring_stride,
       .remote_key = session_->peer.ring_key,
       .immediate = static_cast<std::uint32_t>(consumed_) & count_mask,
       .signaled = true,
@@ -181,7 +181,7 @@ bool VerbsRail::detach(const DetachScope& scope, TimeNs now) {
 
 bool VerbsRail::detached(const DetachScope& scope) const {
   for (std::uint64_t frame = completed_; frame < sent_; ++frame) {
-    const InFlightFrame& flight = frames_in_flight_[frame % ring_frames];
+    const InFlightFrame& flight = frames_in_flight_[frame % verbs_ring_frames];
     if (flight.reads_zero_copy && scope.covers(flight.header, /*zero_copy=*/true)) return false;
   }
   return true;
@@ -222,7 +222,7 @@ bool VerbsRail::pump_in(TimeNs now) {
         return !fail(RailCause::device_loss,
                      std::string("posting receives: ") + std::strerror(error), now);
     }
-    if (consumed_ - credit_sent_ >= ring_frames / 2) send_credit(now);
+    if (consumed_ - credit_sent_ >= verbs_ring_frames / 2) send_credit(now);
     if (!open()) return true;
     if (count < batch) break;
   }
@@ -245,7 +245,7 @@ bool VerbsRail::take_sent(const VerbsCompletion& completion, TimeNs now) {
   if (frame < completed_ || frame >= sent_)
     return fail(RailCause::completion_error, "the completion of a frame not in flight", now);
   for (; completed_ <= frame; ++completed_) {
-    InFlightFrame& flight = frames_in_flight_[completed_ % ring_frames];
+    InFlightFrame& flight = frames_in_flight_[completed_ % verbs_ring_frames];
     acked_position_ = flight.position;
     if (flight.bounce != no_bounce) bounce_used_[static_cast<std::size_t>(flight.bounce)] = false;
     flight.bounce = no_bounce;
@@ -280,8 +280,8 @@ bool VerbsRail::take_credit(std::uint32_t consumed, TimeNs now) {
     return fail(RailCause::protocol, "credit for more frames than were sent", now);
   if (more == 0) return true;
   credited_ += more;
-  link_.attempts_landed(rail_, epoch_, frames_in_flight_[(credited_ - 1) % ring_frames].position,
-                        now);
+  link_.attempts_landed(rail_, epoch_,
+                        frames_in_flight_[(credited_ - 1) % verbs_ring_frames].position, now);
   return open();
 }
 

@@ -99,11 +99,12 @@ class VerbsRail final : public Rail {
   const FileDescriptor liveness_socket_;
   const Note note_;
 
-  std::array<InFlightFrame, ring_frames> frames_in_flight_;  // by frame number modulo ring_frames
-  std::uint64_t sent_ = 0;                                   // frames sent
-  std::uint64_t completed_ = 0;                              // frames accepted by the peer's device
-  std::uint64_t credited_ = 0;                               // frames consumed by the peer
-  std::uint64_t position_ = 0;                               // bytes of all frames sent
+  // By frame number modulo verbs_ring_frames.
+  std::array<InFlightFrame, verbs_ring_frames> frames_in_flight_;
+  std::uint64_t sent_ = 0;       // frames sent
+  std::uint64_t completed_ = 0;  // frames accepted by the peer's device
+  std::uint64_t credited_ = 0;   // frames consumed by the peer
+  std::uint64_t position_ = 0;   // bytes of all frames sent
   std::uint64_t acked_position_ = 0;
   std::array<bool, bounce_chunks> bounce_used_{};
 

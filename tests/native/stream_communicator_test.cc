@@ -249,7 +249,7 @@ TEST(PlanRunner, CallTimeoutSIsTheWaitOfOneExchange) {
   auto gpu = cuda::Device::open(with.library, with.device, with.image);
   ASSERT_TRUE(gpu.ok());
   device::Mailbox mailbox;
-  const device::DirectMemory direct;
+  const device::DirectMemory direct{};
   device::PlanRunner runner({.mailbox = mailbox,
                               .communicator = *job.communicators[0],
                               .inter_node = inter_node.get(),

@@ -114,6 +114,13 @@ def test_ranks_with_tensors_of_a_gpu(
     run_ranks(forks, tmp_path, case, str(ranks), "gpu", driver=cuda_driver)
 
 
+def test_objects_within_compared_steps(
+    forks: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("R2CCL_CONSENSUS", "step")
+    run_ranks(forks, tmp_path, "objects_in_steps", "3")
+
+
 def suite(name: str, only: Sequence[str] = ()) -> dict[str, Any]:
     script = str(FOLDER / "torch_suite.py")
     ran = subprocess.run(

@@ -43,3 +43,11 @@ def test_an_error_ends_every_rank() -> None:
         f"errors within 20 s, at a limit of 5 s: {raised}",
         within_s=0,
     )
+
+
+def test_dictionaries_and_objects_within_compared_steps() -> None:
+    """Only the step with a missing call is an error, on every rank."""
+    done = run_ranks("dictionaries_in_steps", "a", "b", "c")
+    assert done.returncode == 0, done.stdout
+    parted = re.findall(r"rank (\d): parted: .*\bstep 4\b", done.stdout)
+    assert sorted(parted) == ["0", "1", "2"], done.stdout

@@ -493,6 +493,27 @@ def mistakes(me: int, ranks: int) -> None:
     same(one, torch.full((ranks,), float(ranks)))
 
 
+def objects_in_steps(me: int, ranks: int) -> None:
+    """Objects within compared steps part no ranks; a broadcast that a rank leaves out does."""
+    group: Any = dist.group.WORLD
+
+    def exchange(number: int) -> None:
+        objects: list[Any] = [number, "x" * number] if me == 0 else [None, None]
+        dist.broadcast_object_list(objects, src=0)
+        assert objects == [number, "x" * number]
+        dist.all_gather_object([None] * ranks, me)
+
+    def step(number: int, *, parts: bool) -> None:
+        with group.communicator.step(number):
+            exchange(number)
+            if me != 1 or not parts:
+                dist.broadcast(torch.ones(4), src=0)
+
+    for number in range(1, 4):
+        step(number, parts=False)
+    refused(OrderMismatchError, "step 4", lambda: step(4, parts=True))
+
+
 def late(me: int, ranks: int) -> None:
     """A rank does not join a collective: the other ranks time out, in wait() and in the call."""
     if me == 0:

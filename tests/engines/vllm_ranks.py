@@ -35,7 +35,7 @@ from r2serve.engines.torch import landing
 from r2serve.engines.vllm import ending, relies_on
 from r2serve.engines.vllm.platform import make_platform
 from r2serve.engines.vllm.worker import trusted
-from r2serve.errors import R2cclError
+from r2serve.errors import OrderMismatchError, R2cclError
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64)
 SHAPES = ((6,), (4, 6), (2, 4, 6), (0, 4), (4, 0))
@@ -184,6 +184,35 @@ def tensor_dicts(group: Any, rank: int) -> None:
         for key in ("hidden", "empty"):
             same(got[key], sent[key])
         same_bytes(got["scales"], sent["scales"])
+
+
+def dictionaries_in_steps(rank: int) -> None:
+    """Dictionaries and objects within compared steps part no ranks; a call left out does."""
+    communicator = parallel_state.get_tp_group().device_communicator.r2ccl
+    for number in range(1, 4):
+        with communicator.step(number, f"requests {number}"):
+            dictionaries_and_objects(rank, number)
+    try:
+        with communicator.step(4, "requests 4"):
+            dictionaries_and_objects(rank, 4)
+            communicator.barrier()  # no rank is in a call of vLLM, whose error would end the rank
+            if rank != 1:
+                communicator.broadcast(torch.ones(4), 0)
+    except OrderMismatchError as error:
+        logging.error("parted: %s", error)
+
+
+def dictionaries_and_objects(rank: int, number: int) -> None:
+    """A part of a step: calls of all ranks, of a root, and of ranks 0 and 1 alone."""
+    group = parallel_state.get_tp_group()
+    same(group.all_reduce(torch.ones(4)), torch.full((4,), float(world())))
+    objects: list[Any] = [number, {"a": "b"}] if rank == 0 else [None, None]
+    assert group.broadcast_object_list(objects) == [number, {"a": "b"}]
+    sent: dict[str, Any] = {"hidden": torch.full((4, 6), float(number)), "note": number}
+    got = group.broadcast_tensor_dict(sent if rank == 0 else None)
+    assert got["note"] == number
+    same(got["hidden"], sent["hidden"])
+    tensor_dicts(group, rank)
 
 
 def compiled(rank: int) -> None:

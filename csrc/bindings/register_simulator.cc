@@ -67,6 +67,8 @@ nb::dict simulate(std::uint64_t seed, const std::string& mutant, const sim::Trac
   fields["streams"] = result.streams;
   fields["stream_bytes"] = result.stream_bytes;
   fields["posted"] = result.posted;
+  fields["compared"] = result.compared;
+  fields["parted"] = result.parted;
   fields["errors"] = result.errors;
   fields["replays"] = result.replays;
   fields["hedges"] = result.hedges;

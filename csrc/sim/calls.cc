@@ -98,6 +98,7 @@ Status RankCall::run(std::string& wrong) {
 }
 
 Status RankCall::carry(const std::byte* in, std::byte* out) {
+  if (call_.kind == TagKind::end_of_step) return compare_positions();
   const std::span<const std::byte> target(out, expected_.size());
   if (call_.registered) channel_.register_buffer(target);
   Status status = channel_.call(tag(), [&] { return algorithm(in, out); });
@@ -105,14 +106,23 @@ Status RankCall::carry(const std::byte* in, std::byte* out) {
   return status;
 }
 
+// Two calls with the same tag, as in Communicator.
+Status RankCall::compare_positions() {
+  R2CCL_TRY(channel_.call(tag(), [&] { return post_tags(channel_); }));
+  return channel_.call(tag(), [&] { return receive_tags(channel_); });
+}
+
 CallTag RankCall::tag() const {
   return {.count = sum(call_.counts),
           .number = call_.number,
+          .step = call_.step,
+          .call = call_.call,
           .root = static_cast<std::uint16_t>(call_.root),
           .collective = call_.collective,
           .dtype = call_.dtype,
           .op = call_.op,
-          .lost_bandwidth = lost_bandwidth(call_, rank_)};
+          .lost_bandwidth = lost_bandwidth(call_, rank_),
+          .kind = call_.kind};
 }
 
 std::vector<RankCall::Bytes> RankCall::inputs(std::size_t count) const {
@@ -247,10 +257,13 @@ Call random_call(Random& random, std::uint32_t number, int ranks, std::size_t by
 std::string describe(const Call& call) {
   const CallTag tag{.count = sum(call.counts),
                     .number = call.number,
+                    .step = call.step,
+                    .call = call.call,
                     .root = static_cast<std::uint16_t>(call.root),
                     .collective = call.collective,
                     .dtype = call.dtype,
-                    .op = call.op};
+                    .op = call.op,
+                    .kind = call.kind};
   return describe(tag);
 }
 

@@ -1,5 +1,5 @@
-// Collectives of a simulated job: generated from the seed, equal on every rank, and checked against
-// the expected result.
+// Collectives of a simulated job: generated from the seed, equal on every rank unless a rank leaves
+// out a call, and checked against the expected result.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,10 @@ struct Call {
   // elements per rank; all_reduce and broadcast use only counts[0]
   std::vector<std::size_t> counts;
   bool in_place = false;
-  bool registered = false;  // rails may write into the result buffer
+  bool registered = false;       // rails may write into the result buffer
+  std::uint32_t step = 0;        // 0: outside of steps
+  std::uint16_t call = 0;        // number within the step; end of a step: number of its calls
+  TagKind kind = TagKind::call;  // call, or end_of_step: ranks compare their positions
 };
 
 // Returns a random call.  `bytes` is about the largest shard of a rank.
@@ -53,6 +56,7 @@ class RankCall {
   [[nodiscard]] std::vector<Bytes> inputs(std::size_t count) const;
   [[nodiscard]] Bytes gathered() const;
   void prepare();
+  Status compare_positions();
   Status algorithm(const std::byte* in, std::byte* out);
   Status ring(const std::byte* in, std::byte* out);
 

@@ -75,6 +75,7 @@ class SeedRun {
         const int rank = communicator.members[own];
         channels_.push_back(std::make_unique<SimChannel>(
             world_, communicator.id, communicator.members, static_cast<int>(own)));
+        if (communicator.compared) channels_.back()->set_consensus(Consensus::step);
         const auto work_of = [this, index, own, channel = channels_.back().get()] {
           work(job_.communicators[index], *channel, outcomes_[index][own]);
         };
@@ -191,14 +192,21 @@ class SeedRun {
   TimeNs think_time() { return static_cast<TimeNs>(random_.below(3) * random_.below(ns_per_ms)); }
 
   void work(const Job::Communicator& communicator, SimChannel& channel, Outcome& outcome) {
-    for (const Call& call : communicator.calls) {
+    for (const Call& call : communicator.calls_of(static_cast<std::size_t>(channel.rank()))) {
       think();
       outcome.entered = world_.now();
+      channel.set_step(call.step, {});
       std::string bytes;
       const Status status = RankCall(channel, call, communicator.tree).run(bytes);
-      if (!bytes.empty()) wrong(channel, bytes);
+      // Calls of equal shape may be mixed until the end of the step in which the programs part.
+      const bool mixed = communicator.parting && communicator.parting->step == call.step;
+      if (!bytes.empty() && !mixed) wrong(channel, bytes);
       note(channel, call, status, outcome);
-      if (outcome.failed) return;
+      if (outcome.failed) {
+        if (communicator.parting) channel.close();  // rails outlive the communicator
+        return;
+      }
+      if (call.kind == TagKind::end_of_step) ++result_.compared;
     }
     leave(communicator, channel);
   }
@@ -241,7 +249,7 @@ class SeedRun {
       const Job::Communicator& communicator = job_.communicators[index];
       for (std::size_t own = 0; own < communicator.members.size(); ++own) {
         const Outcome& outcome = outcomes_[index][own];
-        if (outcome.failed || outcome.returned == communicator.calls.size()) continue;
+        if (outcome.failed || outcome.returned == communicator.calls_of(own).size()) continue;
         if (world_.dead(communicator.members[own])) continue;
         who += " rank " + std::to_string(communicator.members[own]) + " in communicator " +
                std::to_string(communicator.id) + " call " + std::to_string(outcome.returned) + ";";
@@ -272,6 +280,7 @@ class SeedRun {
     TimeNs lost = faults_.lost_since(communicator.members);
     if (communicator.inter_node) lost = std::max(lost, quit_at_);
     const bool may_fail = lost != 0 || faults_.endless();
+    if (communicator.parting) return judge_parted(communicator, outcomes, may_fail);
     std::size_t first = communicator.calls.size();
     for (const Outcome& outcome : outcomes)
       if (outcome.failed) first = std::min(first, outcome.returned);
@@ -295,11 +304,40 @@ class SeedRun {
     }
   }
 
+  // Every rank gets an error before the end of the step in which a rank leaves out a call.
+  void judge_parted(const Job::Communicator& communicator, const std::vector<Outcome>& outcomes,
+                    bool may_fail) {
+    const Job::Communicator::Parting& parting = *communicator.parting;
+    ++result_.parted;
+    for (std::size_t own = 0; own < outcomes.size(); ++own) {
+      const Outcome& outcome = outcomes[own];
+      if (world_.dead(communicator.members[own])) continue;
+      const std::vector<Call>& calls = communicator.calls_of(own);
+      const auto end = std::ranges::find_if(calls, [&](const Call& call) {
+        return call.kind == TagKind::end_of_step && call.step == parting.step;
+      });
+      const std::string who = "rank " + std::to_string(communicator.members[own]) +
+                              " communicator " + std::to_string(communicator.id);
+      result_.calls += outcome.returned;
+      if (outcome.failed) ++result_.errors;
+      if (outcome.returned > static_cast<std::size_t>(end - calls.begin()))
+        violate("I9: " + who + " ended step " + std::to_string(parting.step) + ", in which rank " +
+                std::to_string(communicator.members[parting.own]) + " left out a call");
+      else if (outcome.failed && outcome.code != ErrorCode::order_mismatch &&
+               !(may_fail && is_loss(outcome.code)))
+        violate("I9: " + who + " failed with an unexpected error code: " + outcome.text);
+    }
+  }
+
+  static bool is_loss(ErrorCode code) {
+    return code == ErrorCode::peer_lost || code == ErrorCode::peer_closed ||
+           code == ErrorCode::aborted;
+  }
+
   void judge_error(const Outcome& outcome, const std::string& who, bool may_fail, TimeNs lost) {
     if (!may_fail) return violate("I4: " + who + " failed: " + outcome.text);
-    const bool typed = outcome.code == ErrorCode::peer_lost ||
-                       outcome.code == ErrorCode::peer_closed || outcome.code == ErrorCode::aborted;
-    if (!typed) violate("I5: " + who + " failed with an unexpected error code: " + outcome.text);
+    if (!is_loss(outcome.code))
+      violate("I5: " + who + " failed with an unexpected error code: " + outcome.text);
     const TimeNs since = std::max(lost, outcome.entered);
     const TimeNs limit = job_.world.link_timeout_ns + error_slack;
     if (!faults_.endless() && outcome.failed_at - since > limit)

@@ -1,4 +1,4 @@
-// A seed run: a random job, random faults, and checks of the invariants I1 to I7 of
+// A seed run: a random job, random faults, and checks of the invariants I1 to I9 of
 // docs/failover.md.  The result depends only on the seed and the options.
 #pragma once
 
@@ -24,6 +24,8 @@ struct SeedResult {
   std::uint64_t streams = 0;         // halves of byte streams that ended
   std::uint64_t stream_bytes = 0;    // bytes read from streams
   std::uint64_t posted = 0;          // posted messages received
+  std::uint64_t compared = 0;        // steps that ended on a rank after a comparison of positions
+  std::uint64_t parted = 0;          // communicators with a rank that leaves out a call
   std::uint64_t errors = 0;
   std::uint64_t replays = 0;
   std::uint64_t hedges = 0;

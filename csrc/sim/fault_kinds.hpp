@@ -85,6 +85,8 @@ struct FaultOptions {
   double streams = 0.3;      // not a fault: ranks have byte streams to each other
   double posted = 0.2;       // not a fault: ranks have posted messages to each other
   double engine_ends = 0.3;  // not a fault: the engine of an exchanging GPU ends at a random time
+  double compared = 0.3;     // not a fault: a communicator has steps and compares positions
+  double parted = 0.3;       // a rank of such a communicator leaves out a call
 
   [[nodiscard]] double of(FaultKind kind) const;
   void set(FaultKind kind, double chance);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <sstream>
+#include <utility>
 
 namespace r2ccl::sim {
 namespace {
@@ -89,6 +90,66 @@ void add_posted(Job& job, std::uint64_t seed, const FaultOptions& options) {
   made.messages = 2 + random.below(30);
   made.seed = random.next();
   job.posted = made;
+}
+
+// Returns the calls in steps of the given lengths, each with its end, as a rank makes them that
+// leaves out call `skipped`.  Calls beyond the last step are outside of steps.
+std::vector<Call> in_steps(const std::vector<Call>& calls, const std::vector<std::size_t>& lengths,
+                           std::size_t skipped) {
+  std::vector<Call> program;
+  std::uint32_t number = calls.front().number;
+  std::uint32_t step = 0;
+  std::size_t index = 0;
+  const auto add = [&](Call call) {
+    call.number = number++;
+    program.push_back(std::move(call));
+  };
+  for (const std::size_t length : lengths) {
+    Call end;
+    end.step = ++step;
+    end.kind = TagKind::end_of_step;
+    end.counts.assign(calls.front().counts.size(), 0);
+    for (const std::size_t next = index + length; index < next; ++index) {
+      if (index == skipped) continue;
+      Call call = calls[index];
+      call.step = step;
+      // Calls between two ranks have no number within the step.
+      if (call.collective != Collective::send) call.call = end.call++;
+      add(std::move(call));
+    }
+    add(std::move(end));
+  }
+  for (; index < calls.size(); ++index) add(calls[index]);
+  return program;
+}
+
+// Gives some communicators steps at random, and lets a rank of some leave out a call.  A separate
+// random generator as above.
+void add_steps(Job& job, std::uint64_t seed, const FaultOptions& options) {
+  Random random(~seed ^ 0x57E9);
+  for (Job::Communicator& communicator : job.communicators) {
+    if (communicator.on_gpu || communicator.inter_node || !random.chance(options.compared))
+      continue;
+    const std::vector<Call> calls = std::exchange(communicator.calls, {});
+    const std::size_t count = calls.size() - 2;  // without the two barriers
+    std::vector<std::size_t> lengths;
+    for (std::size_t left = count; left > 0; left -= lengths.back())
+      lengths.push_back(std::min<std::size_t>(left, 1 + random.below(4)));
+    communicator.calls = in_steps(calls, lengths, calls.size());
+    communicator.compared = true;
+    const bool parts = random.chance(options.parted);
+    const std::size_t skipped = random.below(count);
+    // The number of calls between two ranks is not compared.
+    if (!parts || calls[skipped].collective == Collective::send) continue;
+    Job::Communicator::Parting parting;
+    parting.own = random.below(communicator.members.size());
+    parting.calls = in_steps(calls, lengths, skipped);
+    for (std::size_t end = 0; end <= skipped; ++parting.step) end += lengths[parting.step];
+    // Ranks that only wait for each other compare nothing, so the rank must send to all ranks next.
+    const Call& next = parting.calls[skipped + parting.step - 1];
+    if (next.kind == TagKind::end_of_step || is_full_exchange({.collective = next.collective}))
+      communicator.parting = std::move(parting);
+  }
 }
 
 }  // namespace
@@ -191,6 +252,7 @@ Job make_job(std::uint64_t seed, const FaultOptions& options) {
   add_order(job, seed, options);
   add_streams(job, seed, options);
   add_posted(job, seed, options);
+  add_steps(job, seed, options);
   return job;
 }
 
@@ -204,7 +266,11 @@ std::string describe(const Job& job) {
   }
   text << ", " << job.communicators.size() << " communicators ("
        << std::ranges::count_if(job.communicators, &Job::Communicator::on_gpu) << " on GPUs, "
-       << (job.exchange ? job.exchange->local_ranks : 0) << " inter-node groups), "
+       << (job.exchange ? job.exchange->local_ranks : 0) << " inter-node groups, "
+       << std::ranges::count_if(job.communicators, &Job::Communicator::compared) << " compared, "
+       << std::ranges::count_if(job.communicators,
+                                [](const auto& each) { return each.parting.has_value(); })
+       << " parted), "
        << (job.streams ? job.streams->ports * job.streams->connections : 0U)
        << " streams each way, " << (job.posted ? job.posted->connections : 0U)
        << " posted connections each way, slots " << job.world.link.shape.slots << '+'

@@ -24,6 +24,18 @@ struct Job {
     std::vector<Call> calls;
     bool on_gpu = false;      // calls are posted by the GPU of each rank
     bool inter_node = false;  // group of an exchange; calls are posted by its GPUs
+    bool compared = false;    // calls belong to steps, whose ends compare positions
+    // A rank whose program leaves out a call of a step.
+    struct Parting {
+      std::size_t own = 0;  // index of the rank in `members`
+      std::uint32_t step = 0;
+      std::vector<Call> calls;
+    };
+    std::optional<Parting> parting;
+
+    [[nodiscard]] const std::vector<Call>& calls_of(std::size_t own) const {
+      return parting && parting->own == own ? parting->calls : calls;
+    }
   };
   std::vector<Communicator> communicators;
   // Turns every rank into a node with several GPUs.  The inter-node groups are adjacent in

@@ -29,6 +29,8 @@ MECHANISMS = (
     "exchange_calls",
     "streams",
     "posted",
+    "compared",
+    "parted",
 )
 SUMMED = (*MECHANISMS, "calls", "errors", "downs")
 _CHUNK = 16

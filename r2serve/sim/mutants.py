@@ -26,7 +26,7 @@ FOLDER = SOURCES / "build" / "mutants"
 SOUND = "none"
 """No planted bug."""
 
-_INVARIANT = re.compile(r"I[1-8]: ")
+_INVARIANT = re.compile(r"I[1-9]: ")
 
 
 @dataclass(frozen=True)

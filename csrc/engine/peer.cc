@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <iomanip>
+#include <limits>
 #include <sstream>
 #include <utility>
 
@@ -216,6 +217,8 @@ void Peer::publish(RailId id) {
   entry->reserve = link.reserve(id) ? 1 : 0;
   entry->unit = link.unit(id);
   entry->drill = link.drill(id, now_ns());
+  constexpr TimeNs longest = std::numeric_limits<std::uint32_t>::max();
+  entry->unheard_ms = static_cast<std::uint32_t>(std::min(link.unheard() / ns_per_ms, longest));
 }
 
 bool Peer::may_begin(TimeNs now) const {

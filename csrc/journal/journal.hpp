@@ -73,7 +73,7 @@ struct JournalRail {
   std::uint8_t reserve;        // carries data only while no other rail is UP
   std::uint8_t unit;           // rails of a process with an equal unit above 0 share fate
   std::uint8_t drill;          // Fault of a running drill by either end; 255: unknown kind; 0: none
-  char padding[4];
+  std::uint32_t unheard_ms;    // time without a frame from the peer's process on any rail
 };
 static_assert(sizeof(JournalRail) == 192);
 

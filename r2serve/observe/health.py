@@ -1,4 +1,8 @@
-"""Health of the node: whether requests can be served. Basis of the sidecar's probes."""
+"""Health of the node: whether requests can be served.
+
+:func:`examine` is the only judge. The sidecar's probes, metrics and pages and the commands read its
+answer, so that they agree.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ from dataclasses import dataclass
 
 from r2serve.observe.watch import ENDED, SILENT, Watch, Worker
 
+STUCK_S = 5.0
+"""Default silence of a peer's process, on all rails, after which its calls count as stuck, s."""
 SHORT_OF_CPU = 0.1
 """Share of the time without CPU from which a host counts as short of CPU."""
 
@@ -33,15 +39,38 @@ class Health:
         return self.status in (OK, DEGRADED)
 
 
-def examine(watch: Watch, stuck_s: float | None = None, engine: str | None = None) -> Health:
+class Judge:
+    """Health of a watch's node, judged once per look: all answers of a look are equal."""
+
+    def __init__(self, watch: Watch, stuck_s: float = STUCK_S) -> None:
+        self._watch = watch
+        self._stuck_s = stuck_s
+        self._found: dict[str | None, Health] = {}
+
+    def looked(self) -> None:
+        """Forgets the judgements after a look of the watch."""
+        self._found.clear()
+
+    def __call__(self, engine: str | None = None) -> Health:
+        """Returns the health of the node, or of the serving engine of this name."""
+        if engine not in self._found:
+            found = examine(self._watch, self._stuck_s, engine)
+            if engine is not None and found.status == NO_ENGINE:
+                return found  # clients choose such names, and memory is bounded
+            self._found[engine] = found
+        return self._found[engine]
+
+
+def examine(watch: Watch, stuck_s: float = STUCK_S, engine: str | None = None) -> Health:
     """Examines the live workers.
 
     Args:
-        stuck_s: a longer collective counts as stuck, s. None: no collective does, because a rank
-            may wait for as long as another one computes, and nothing is wrong with its rails.
+        stuck_s: silence of a peer's process, on all rails, from which calls count as stuck, s.
         engine: only the workers of the serving engine of this name; None: all workers.
 
-    A worker without a journal counts as serving: nothing is known against it.
+    A long call alone is no fault: a rank may wait for as long as another one computes, and the
+    peer's background thread answers meanwhile. A worker without a journal counts as serving:
+    nothing is known against it.
     """
     workers = [one for one in watch.live() if engine in (None, one.journal.serving_engine)]
     without = [one for one in watch.unobserved if engine in (None, one.serving_engine)]
@@ -78,7 +107,7 @@ def _why_none(watch: Watch, engine: str | None) -> str:
     return text
 
 
-def _failing(worker: Worker, stuck_s: float | None) -> list[str]:
+def _failing(worker: Worker, stuck_s: float) -> list[str]:
     now_ns = time.monotonic_ns()
     if worker.status == SILENT:
         silent_s = (now_ns - worker.journal.heartbeat_ns) / 1e9
@@ -89,17 +118,27 @@ def _failing(worker: Worker, stuck_s: float | None) -> list[str]:
         peers[rail.peer_engine].append(rail)
     for rails in peers.values():
         peer = rails[0].peer
+        unheard_s = max(rail.unheard_ms for rail in rails) / 1e3
         if rails[0].graceful_close:
             reasons.append(f"{worker.label}: {peer} has closed its links")
         elif not any(rail.may_carry and rail.state in _CARRYING for rail in rails):
             reasons.append(f"{worker.label}: no rail to {peer} is left")
-    for group in worker.journal.groups:
-        waited_s = (now_ns - group.call_began_ns) / 1e9
-        if stuck_s is not None and group.call and waited_s > stuck_s:
+        elif unheard_s > stuck_s:
             reasons.append(
-                f"{worker.label}: {group.call} of {group.name} has run for {waited_s:.0f} s"
+                f"{worker.label}: {peer} has sent nothing on any rail for {unheard_s:.0f} s"
+                f"{_longest_call(worker, now_ns)}"
             )
     return reasons
+
+
+def _longest_call(worker: Worker, now_ns: int) -> str:
+    """Returns a text about the call that has run for longest; empty without a call."""
+    calls = [group for group in worker.journal.groups if group.call]
+    if not calls:
+        return ""
+    group = min(calls, key=lambda each: each.call_began_ns)
+    ran_s = (now_ns - group.call_began_ns) / 1e9
+    return f"; {group.call} of {group.name} has run for {ran_s:.0f} s"
 
 
 def _degraded(worker: Worker) -> list[str]:

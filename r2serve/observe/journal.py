@@ -21,7 +21,7 @@ VERSION = 4
 PATTERN = "r2ccl-*.journal"
 
 _HEADER = struct.Struct("<8sIIIIIIIIQqqq32sQ16s")
-_RAIL = struct.Struct("<32s32s32sBBBBIBBBBIqQQQQQqqQBBBB4x")
+_RAIL = struct.Struct("<32s32s32sBBBBIBBBBIqQQQQQqqQBBBBI")
 _GROUP = struct.Struct("<32sQIIqQQQBB6x")
 _LATENCY = struct.Struct("<QQQ24Q")
 _RECORD = struct.Struct("<QqBBBBIIIQQQ")
@@ -129,6 +129,8 @@ class RailCounters:
     unit: int = 0
     """Rails of a process with an equal unit above 0 share a port or cable."""
     drill: str = ""  # fault kind of a running drill by either end; empty = none
+    unheard_ms: int = 0
+    """Time without a frame from the peer's process on any rail, as this process saw."""
 
     @property
     def presence(self) -> str:
@@ -388,7 +390,7 @@ def _name(names: tuple[str, ...], index: int) -> str:
 
 def _rail(values: tuple[bytes | int, ...]) -> RailCounters:
     *texts, kind, state, cause, verdict, epoch, slow, carry, graceful_close, been_up = values[:12]
-    *numbers, never_up, reserve, unit, drill = values[12:]
+    *numbers, never_up, reserve, unit, drill, unheard_ms = values[12:]
     name, peer, device = (_text(text) for text in texts if isinstance(text, bytes))
     integers: list[Any] = [int(number) for number in numbers]
     counters = RailCounters(
@@ -412,6 +414,7 @@ def _rail(values: tuple[bytes | int, ...]) -> RailCounters:
         reserve=bool(reserve),
         unit=int(unit),
         drill=_drill(int(drill)) if drill else "",
+        unheard_ms=int(unheard_ms),
     )
 
 

@@ -89,7 +89,7 @@ def rails(
     """Show the rails of the running workers of this node, a line per port.
 
     Exit status 1 if requests cannot be served: no worker runs here, no rail to a peer is left, a
-    collective is stuck, or a process is stopped.
+    peer is silent on all rails, or a process is stopped.
     """
     watch = _look(journal_dir)
     wanted = Wanted(down, names, peers)

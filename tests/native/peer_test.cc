@@ -511,6 +511,24 @@ TEST(ClosedByPeer, AnOrderlyCloseOfARailInUseIsEvidenceOnceAllRailsAreLost) {
   }
 }
 
+// Observers tell a stopped peer from a peer that computes by this number alone.
+TEST(Silence, TheJournalCountsTheTimeWithoutAFrame) {
+  Alone alone({rail_of(0), rail_of(1)});
+  alone.bring_up(0);
+  TimeNs now = now_ns();
+  alone.peer.link.tick(now);
+  alone.peer.publish();
+  EXPECT_EQ(alone.journal.rail(0)->unheard_ms, 0U);
+  for (int i = 0; i < 3; ++i) alone.peer.link.tick(now += 1000 * ns_per_ms);
+  alone.peer.publish();
+  for (const std::uint32_t entry : {0U, 1U})
+    EXPECT_EQ(alone.journal.rail(entry)->unheard_ms, 3000U) << entry;
+  alone.bring_up(1);
+  alone.peer.link.tick(now += 1000 * ns_per_ms);
+  alone.peer.publish();
+  EXPECT_EQ(alone.journal.rail(0)->unheard_ms, 0U);
+}
+
 TEST(SharedPort, UnitsAreNumberedPerProcess) {
   const auto engine = Engine::create(Config(), accepting).value();
   std::vector<RailDescription> rails{rail_of(0), rail_of(1), rail_of(2), rail_of(3)};

@@ -274,13 +274,14 @@ def build(count: int, records: list[bytes], *, rails: int = 1, magic: bytes = b"
         b"rank 0",
     )
     rail = struct.pack(
-        "<32s32s32sBBBBIBBBBIqQQQQQqqQBBBB4x",
+        "<32s32s32sBBBBIBBBBIqQQQQQqqQBBBBI",
         b"rail0@node1",
         b"rank 3",
         b"eth7",
         *(0, 4, 1, 2, 9, 1, 1, 0, 1, 77),
         *range(10, 19),
         *(3, 1, 7, 2),
+        4_000,
     )
     group = struct.pack("<32sQIIqQQQBB6x", b"tp:0", 77, 1, 2, 50, 3, 4, 5, 8, 0)
     group += struct.pack("<27Q", 6, 60_000, 600, 1, 5, *[0] * 22) + bytes(8 * 216)
@@ -319,6 +320,7 @@ def test_fields_are_read_at_the_offsets_of_the_layout() -> None:
             reserve=True,
             unit=7,
             drill="black_hole",
+            unheard_ms=4_000,
         )
     ]
     assert read.groups == [

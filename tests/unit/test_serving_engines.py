@@ -7,6 +7,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from r2serve.config import Config
 from r2serve.errors import ConfigError
 from r2serve.observe import health, watch
 from r2serve.observe.port_owner import is_taken, owner_of
-from r2serve.observe.sidecar import metrics, peers
+from r2serve.observe.sidecar import peers
 from r2serve.observe.sidecar.app import make_app
 from r2serve.observe.watch import Watch
 
@@ -40,6 +41,12 @@ def two(tmp_path: Path) -> Iterator[dict[str, Pair]]:
 def seen(folder: Path, engine: str = "") -> Watch:
     made = Watch(folder, engine=engine)
     timely(lambda: made.look() is not None and len(made.live()) >= 1, "a worker is seen")
+    return made
+
+
+def healthy(folder: Path, engine: str = "") -> Watch:
+    made = seen(folder, engine)
+    timely(lambda: made.look() is not None and health.examine(made).status == "ok", "it is healthy")
     return made
 
 
@@ -139,14 +146,14 @@ def test_proxies_are_not_used_among_sidecars(
     assert "HTTP status 404" in asked.views()[0].error
 
 
-def test_the_metric_and_the_probe_agree_on_a_long_wait(pair: Pair) -> None:
-    """A rank that waits for another one is ready, unless --stuck-after says otherwise."""
-    now = seen(pair.folder)
-
-    def waits(stuck_s: float | None) -> tuple[bool, bool]:
-        text = metrics.Metrics(now, stuck_s=stuck_s).render().decode()
-        return health.examine(now, stuck_s).ready, "r2serve_ready 1.0" in text
-
+@pytest.mark.case("26", "r2serve_ready had another limit than /readyz")
+@pytest.mark.parametrize("stuck_s", [2.0, 60.0])
+@pytest.mark.parametrize("unheard_ms", [0, 10_000], ids=["heard", "silent"])
+def test_every_answer_has_one_readiness(
+    two: dict[str, Pair], stuck_s: float, unheard_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call has run for days: that alone is no fault, with any --stuck-after."""
+    now = healthy(two["a"].folder, "a")
     (worker,) = now.live()
     group = watch.journal.Group(
         name="tp:0",
@@ -161,9 +168,41 @@ def test_the_metric_and_the_probe_agree_on_a_long_wait(pair: Pair) -> None:
         closed=False,
         latencies={},
     )
-    worker.journal.groups.append(group)
-    assert waits(None) == (True, True)
-    assert waits(2.0) == (False, False)
+    rails = [replace(rail, unheard_ms=unheard_ms) for rail in worker.journal.rails]
+    worker.journal = replace(worker.journal, groups=[group], rails=rails)
+    monkeypatch.setattr(now, "look", lambda: [])
+    expected = unheard_ms < stuck_s * 1e3
+    with TestClient(make_app(now, stuck_s=stuck_s), base_url="http://localhost") as client:
+        probe = client.get("/readyz")
+        named = client.get("/readyz", params={"engine": "a"})
+        text = client.get("/metrics").text
+        shown = [
+            probe.json(),
+            client.get("/health").json(),
+            client.get("/v1/node").json()["health"],
+            client.get("/v1/cluster").json()["members"][0]["node"]["health"],
+        ]
+    assert {probe.status_code, named.status_code} == {200 if expected else 503}
+    assert f"r2serve_ready {float(expected)}" in text
+    assert f'r2serve_serving_engine_ready{{serving_engine="a"}} {float(expected)}' in text
+    assert {each["status"] for each in shown} == {"ok" if expected else "failing"}
+    reasons = [each["reasons"] for each in shown]
+    assert all(each == reasons[0] for each in reasons)
+    if not expected:
+        silent = "rank 0: rank 1 has sent nothing on any rail for 10 s; all_reduce of tp:0 has run "
+        assert reasons[0][0].startswith(silent)
+
+
+def test_a_change_between_two_looks_changes_no_answer(pair: Pair) -> None:
+    now = healthy(pair.folder)
+    judge = health.Judge(now)
+    assert judge().ready
+    (worker,) = now.live()
+    rails = [replace(rail, unheard_ms=60_000) for rail in worker.journal.rails]
+    worker.journal = replace(worker.journal, rails=rails)
+    assert judge().ready
+    judge.looked()
+    assert not judge().ready
 
 
 def test_a_shortage_of_cpu_is_noted_and_changes_no_status(

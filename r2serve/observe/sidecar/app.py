@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 
+from r2serve.observe.health import STUCK_S
 from r2serve.observe.sidecar.auth import Guard
 from r2serve.observe.sidecar.cluster import add_cluster
 from r2serve.observe.sidecar.drills import add_drills
@@ -44,7 +45,7 @@ _GZIP_LEVEL = 4
 def make_app(
     watch: Watch,
     *,
-    stuck_s: float | None = None,
+    stuck_s: float = STUCK_S,
     token: str | None = None,
     read_token: str | None = None,
     peers: Sequence[str] = (),
@@ -55,7 +56,7 @@ def make_app(
 
     Args:
         watch: follows the folder with the workers' journals.
-        stuck_s: a collective longer than this, in s, makes ``/readyz`` answer 503; None: none does.
+        stuck_s: a peer that is silent on all rails for longer, in s, makes ``/readyz`` answer 503.
         token: required to start and end drills; None disables drills.
         read_token: required to read all but the probes, here and at the peers; None: none is.
         peers: addresses of other nodes' sidecars.
@@ -66,7 +67,7 @@ def make_app(
         PeerError: an address is invalid, or the certificates are unusable.
         ValueError: a host's name has a misplaced wildcard.
     """
-    state = State(watch, stuck_s, Peers(peers, read_token, peers_ca))
+    state = State(watch, Peers(peers, read_token, peers_ca), stuck_s)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -15,6 +15,7 @@ import psutil
 import uvicorn
 
 from r2serve.journal_folder import folder_option, journal_folder
+from r2serve.observe.health import STUCK_S
 from r2serve.observe.sidecar.app import make_app
 from r2serve.observe.sidecar.auth import (
     READ_TOKEN_VARIABLE,
@@ -63,8 +64,10 @@ LOG_BYTES = 256 << 10
 @click.option(
     "--stuck-after",
     type=FiniteRange(0, min_open=True),
-    help="Longest collective, in seconds; a longer collective makes /readyz answer 503. Default: "
-    "no limit, because a rank may wait for a rank that computes.",
+    default=STUCK_S,
+    show_default=True,
+    help="Longest silence of a peer's process on all rails, in seconds; a longer silence makes "
+    "/readyz answer 503. A long wait for a peer that computes does not: its threads answer.",
 )
 @click.option(
     "--token-file",
@@ -118,7 +121,7 @@ def command(
     unix_socket: Path | None,
     hosts: tuple[str, ...],
     journal_dir: Path | None,
-    stuck_after: float | None,
+    stuck_after: float,
     token_file: Path | None,
     read_token_file: Path | None,
     tls_cert: Path | None,

@@ -20,7 +20,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from r2serve.observe import health
+from r2serve.observe.health import Judge, engines
 from r2serve.observe.journal import BUCKETS_S, RAIL_STATES, Group, Latency
 from r2serve.observe.requests import Ended, Requests
 from r2serve.observe.sidecar.peers import Peers
@@ -57,10 +57,11 @@ class Metrics(Collector):
         watch: Watch,
         peers: Peers | None = None,
         requests: Requests | None = None,
-        stuck_s: float | None = None,
+        judge: Judge | None = None,
     ) -> None:
+        """judge: shared with the probes, so that both agree; None: a judge of its own."""
         self._watch = watch
-        self._stuck_s = stuck_s
+        self._judge = judge or Judge(watch)
         self._requests = requests
         self._peers = peers or Peers(())
         self._failovers: Counter[tuple[str, ...]] = Counter()
@@ -121,8 +122,9 @@ class Metrics(Collector):
         yield InfoMetricFamily(
             "r2serve_build", "Version of r2serve.", value={"version": version("r2serve")}
         )
-        state = health.examine(self._watch, self._stuck_s)
-        yield GaugeMetricFamily("r2serve_ready", "1 if requests can be served.", value=state.ready)
+        yield GaugeMetricFamily(
+            "r2serve_ready", "1 if requests can be served.", value=self._judge().ready
+        )
         yield self._ready_engines()
         yield GaugeMetricFamily(
             "r2serve_workers_without_journal",
@@ -161,9 +163,8 @@ class Metrics(Collector):
             "1 if the serving engine's requests can be served.",
             labels=("serving_engine",),
         )
-        for name in health.engines(self._watch):
-            found = health.examine(self._watch, self._stuck_s, name)
-            ready.add_metric((name,), found.ready)
+        for name in engines(self._watch):
+            ready.add_metric((name,), self._judge(name).ready)
         return ready
 
     def _workers(self, workers: list[Worker]) -> Metric:

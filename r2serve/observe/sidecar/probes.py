@@ -41,8 +41,9 @@ def add_probes(app: FastAPI, state: State) -> None:
         """Readiness: 200 while requests are served, 503 otherwise.
 
         Lost rails do not matter while each peer has a rail left. A stopped process or a missing
-        engine gives 503, as does a collective longer than --stuck-after, if that is given. A worker
-        that could make no journal counts as serving.
+        engine gives 503, as does a peer that sends nothing for longer than --stuck-after. A long
+        wait for a peer that computes does not. A worker that could make no journal counts as
+        serving.
         """
         found = state.health(engine)
         unknown = engine is not None and found.status == NO_ENGINE

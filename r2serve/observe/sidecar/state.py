@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from pydantic import BaseModel
 
-from r2serve.observe import health
+from r2serve.observe.health import STUCK_S, Judge, engines
 from r2serve.observe.requests import Requests
 from r2serve.observe.sidecar.metrics import Metrics
 from r2serve.observe.sidecar.peers import Peers
@@ -25,12 +25,12 @@ _LOG = logging.getLogger("r2serve.sidecar")
 class State:
     """The watch, the metrics, and answers rendered since the last look."""
 
-    def __init__(self, watch: Watch, stuck_s: float | None, peers: Peers) -> None:
+    def __init__(self, watch: Watch, peers: Peers, stuck_s: float = STUCK_S) -> None:
         self.watch = watch
         self.peers = peers
         self.requests = Requests(watch.folder, engine=watch.engine)
-        self.stuck_s = stuck_s
-        self.metrics = Metrics(watch, peers, self.requests, stuck_s)
+        self.health = Judge(watch, stuck_s)
+        self.metrics = Metrics(watch, peers, self.requests, self.health)
         self.streams = Streams()
         self._rendered: dict[str, bytes] = {}
         self._news = asyncio.Event()
@@ -47,6 +47,7 @@ class State:
     def look(self) -> None:
         """Reads the journals and wakes the streams."""
         new = self.watch.look()
+        self.health.looked()
         self.metrics.take(new)
         self.metrics.take_requests(self.requests.look())
         self._rendered.clear()
@@ -62,12 +63,9 @@ class State:
         """Returns as soon as new events have arrived, or after :meth:`wake`."""
         await self._news.wait()
 
-    def health(self, engine: str | None = None) -> health.Health:
-        return health.examine(self.watch, self.stuck_s, engine)
-
     def health_view(self, engine: str | None = None) -> HealthView:
         """Returns the health of the node, or of a serving engine, with that of each engine."""
-        names = health.engines(self.watch) if engine is None else []
+        names = engines(self.watch) if engine is None else []
         return HealthView.of(
             self.health(engine), {name: self.health(name).status for name in names}
         )

@@ -45,14 +45,23 @@ class Judge:
     def __init__(self, watch: Watch, stuck_s: float = STUCK_S) -> None:
         self._watch = watch
         self._stuck_s = stuck_s
+        self._blind = ""
         self._found: dict[str | None, Health] = {}
 
     def looked(self) -> None:
         """Forgets the judgements after a look of the watch."""
+        self._blind = ""
+        self._found.clear()
+
+    def failed(self, why: str) -> None:
+        """Judges the node as failing until the next look, because nothing is known of it."""
+        self._blind = why
         self._found.clear()
 
     def __call__(self, engine: str | None = None) -> Health:
         """Returns the health of the node, or of the serving engine of this name."""
+        if self._blind:
+            return Health(FAILING, (self._blind,))
         if engine not in self._found:
             found = examine(self._watch, self._stuck_s, engine)
             if engine is not None and found.status == NO_ENGINE:

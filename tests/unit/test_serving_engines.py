@@ -116,6 +116,7 @@ class NoSidecar(BaseHTTPRequestHandler):
         """Writes no log."""
 
 
+@pytest.mark.case("24", "the sidecars asked their peers through the proxy, or not at all")
 @pytest.mark.parametrize(
     "variables",
     [
@@ -135,7 +136,7 @@ def test_proxies_are_not_used_among_sidecars(
         async def ask() -> None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(30):
-                    following = asyncio.create_task(asked.follow())
+                    following = asyncio.create_task(asked.poll())
                     while asked.views()[0].error == "not asked yet" and not following.done():
                         await asyncio.sleep(0.01)
                     following.cancel()
@@ -203,6 +204,10 @@ def test_a_change_between_two_looks_changes_no_answer(pair: Pair) -> None:
     assert judge().ready
     judge.looked()
     assert not judge().ready
+    judge.failed("journals: OSError: gone")
+    assert judge() == health.Health("failing", ("journals: OSError: gone",))
+    judge.looked()
+    assert judge().reasons[0].startswith("rank 0: rank 1 has sent nothing")
 
 
 def test_a_shortage_of_cpu_is_noted_and_changes_no_status(

@@ -27,6 +27,7 @@ from r2serve.observe.sidecar.middleware import (
     own_names,
 )
 from r2serve.observe.sidecar.peers import Peers
+from r2serve.observe.sidecar.polls import keep_polling
 from r2serve.observe.sidecar.probes import add_probes
 from r2serve.observe.sidecar.rails import add_rails
 from r2serve.observe.sidecar.requests import add_requests
@@ -73,8 +74,10 @@ def make_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         state.look()
         following = [
-            asyncio.create_task(state.follow()),
-            asyncio.create_task(state.peers.follow()),
+            asyncio.create_task(keep_polling("journals", state.poll, state.failed)),
+            asyncio.create_task(
+                keep_polling("sidecars of other nodes", state.peers.poll, state.peers.failed)
+            ),
         ]
         yield
         for task in following:

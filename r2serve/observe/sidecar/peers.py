@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from r2serve.observe.names import printable
+from r2serve.observe.sidecar.polls import said
 from r2serve.observe.sidecar.schema import MemberView, NodeView
 
 _LOG = logging.getLogger("r2serve.sidecar")
@@ -68,10 +68,10 @@ class Peers:
             raise PeerError(f"peers: {len(urls)} addresses given: must be at most {MAX_PEERS}")
         self._peers = [_Peer(_checked(url)) for url in dict.fromkeys(urls)]
 
-    async def follow(self) -> None:
-        """Polls all sidecars every ASK_S until cancelled."""
+    async def poll(self) -> None:
+        """Asks all sidecars every ASK_S until cancelled; raises what concerns no single peer."""
         if not self._peers:
-            return
+            await asyncio.Future()  # nothing to ask, ever
         # Proxies of the environment are for other traffic; sidecars reach each other directly.
         async with httpx.AsyncClient(
             timeout=TIMEOUT_S,
@@ -84,6 +84,11 @@ class Peers:
                 await asyncio.gather(*(self._ask(client, peer) for peer in self._peers))
                 await asyncio.sleep(ASK_S)
 
+    def failed(self, why: str) -> None:
+        """Shows at every peer why no sidecar is asked, until the peer answers."""
+        for peer in self._peers:
+            peer.error = why
+
     def views(self) -> list[MemberView]:
         return [peer.view() for peer in self._peers]
 
@@ -94,8 +99,7 @@ class Peers:
                 peer.node = NodeView.model_validate_json(await _fetch(client, peer.url))
             peer.answered, peer.error = datetime.now(UTC), ""
         except Exception as error:  # noqa: BLE001  polling of other peers must go on
-            first = f"{type(error).__name__}: {error}".splitlines()[0]
-            peer.error = printable(first)[:200]  # parts of it come from whatever listens there
+            peer.error = said(error)  # parts of the text come from whatever listens there
         if bool(before) != bool(peer.error):
             _LOG.warning("peer sidecar %s: %s", peer.url, peer.error or "answers")
 

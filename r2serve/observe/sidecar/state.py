@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
 from pydantic import BaseModel
@@ -19,7 +18,6 @@ from r2serve.observe.watch import Watch
 
 LOOK_S = 0.05
 """Polling interval of the journals, s."""
-_LOG = logging.getLogger("r2serve.sidecar")
 
 
 class State:
@@ -35,14 +33,16 @@ class State:
         self._rendered: dict[str, bytes] = {}
         self._news = asyncio.Event()
 
-    async def follow(self) -> None:
-        """Polls the journals every LOOK_S until cancelled."""
+    async def poll(self) -> None:
+        """Polls the journals every LOOK_S until cancelled, or until a look raises."""
         while True:
-            try:
-                self.look()
-            except Exception:  # noqa: BLE001  the next look may succeed
-                _LOG.exception("%s: reading the journals failed", self.watch.folder)
+            self.look()
             await asyncio.sleep(LOOK_S)
+
+    def failed(self, why: str) -> None:
+        """Answers that nothing is known of the node, until the next look."""
+        self.health.failed(why)
+        self._rendered.clear()
 
     def look(self) -> None:
         """Reads the journals and wakes the streams."""

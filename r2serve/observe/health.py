@@ -26,7 +26,7 @@ _CARRYING = ("UP", "SUSPECT")
 class Health:
     """Health of the node. status: ok, degraded, failing or no-engine. reasons: one text each.
 
-    notes: facts about the host that change no status, because nothing is wrong with a rail.
+    notes: facts that change no status, because nothing is wrong with a rail.
     """
 
     status: str
@@ -79,13 +79,14 @@ def examine(watch: Watch, stuck_s: float = STUCK_S, engine: str | None = None) -
 
     A long call alone is no fault: a rank may wait for as long as another one computes, and the
     peer's background thread answers meanwhile. A worker without a journal counts as serving:
-    nothing is known against it.
+    nothing is known against it. An engine without rails serves, too: nothing can fail over.
     """
     workers = [one for one in watch.live() if engine in (None, one.journal.serving_engine)]
     without = [one for one in watch.unobserved if engine in (None, one.serving_engine)]
-    if not workers and not without:
+    bare = [one for one in watch.unprotected if engine in (None, one.serving_engine)]
+    if not workers and not without and not bare:
         return Health(NO_ENGINE, (_why_none(watch, engine),))
-    said = tuple(note for worker in workers for note in _notes(worker))
+    said = tuple(note for worker in workers for note in _notes(worker)) + tuple(map(str, bare))
     failing = [reason for worker in workers for reason in _failing(worker, stuck_s)]
     if failing:
         return Health(FAILING, tuple(failing), said)
@@ -97,7 +98,7 @@ def examine(watch: Watch, stuck_s: float = STUCK_S, engine: str | None = None) -
 def engines(watch: Watch) -> list[str]:
     """Returns the names of the serving engines with running workers."""
     names = {one.journal.serving_engine for one in watch.live()}
-    names |= {one.serving_engine for one in watch.unobserved}
+    names |= {one.serving_engine for one in (*watch.unobserved, *watch.unprotected)}
     return sorted(names - {""})  # workers without a serving engine have no name
 
 

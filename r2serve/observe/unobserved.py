@@ -1,6 +1,6 @@
-"""Workers without a journal: the folder is full, missing or read-only, and the worker serves.
+"""Processes without a journal that serve: the folder takes no file, or there is no rail.
 
-A worker cannot leave a file in such a folder. So the worker listens on an abstract unix socket,
+A worker cannot leave a file in a folder that is full, missing or read-only. So the worker listens on an abstract unix socket,
 whose name contains a digest of the folder. A sidecar in the same network namespace finds the name
 in /proc/net/unix and reads a line of JSON. A name needs no file system and ends with the worker.
 """
@@ -36,15 +36,20 @@ MAX_NOTES = 256
 
 @dataclass(frozen=True)
 class Note:
-    """A worker without a journal, and the reason."""
+    """A worker without a journal, and the reason.
+
+    has_rails: False for the first process of an engine without rails: nothing is missing there.
+    """
 
     process: int
     label: str
     serving_engine: str
     why: str
+    has_rails: bool = True
 
     def __str__(self) -> str:
-        return f"{self.label} (process {self.process}) runs without a journal: {self.why}"
+        what = "runs without a journal" if self.has_rails else "has nothing to protect"
+        return f"{self.label} (process {self.process}) {what}: {self.why}"
 
 
 class Unobserved:
@@ -139,6 +144,7 @@ def _asked(name: str) -> Note | None:
             str(said["label"]),
             str(said["serving_engine"]),
             str(said["why"]),
+            bool(said.get("has_rails", True)),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         _LOG.debug("%s: no answer: %s", name, error)

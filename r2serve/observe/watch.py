@@ -162,7 +162,9 @@ class Watch:
         self.host = socket.gethostname()
         self.engine = engine
         self.unobserved: list[Note] = []
-        """Running workers without a journal."""
+        """Running workers whose journal is missing."""
+        self.unprotected: list[Note] = []
+        """Running engines without rails, which need no journal."""
         self._notes = Notes(folder)
         self._of_others: dict[str, int] = {}
         """Inodes of journals of other serving engines, by key."""
@@ -249,7 +251,9 @@ class Watch:
             _, inode, path = found[key]
             if key not in self.workers or self.workers[key].inode != inode:
                 self.workers[key] = Worker(key, path, inode, host=self.host)
-        self.unobserved = [note for note in self._notes.look() if self._is_ours(note)]
+        notes = [note for note in self._notes.look() if self._is_ours(note)]
+        self.unobserved = [note for note in notes if note.has_rails]
+        self.unprotected = [note for note in notes if not note.has_rails]
 
     def _is_ours(self, one: Note | Journal) -> bool:
         return not self.engine or one.serving_engine == self.engine

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from r2serve.config import Config
-from r2serve.engines import flag
+from r2serve.engines import flag, without_rails
 from r2serve.engines.sglang.steps import ENGINE, HEALTH_CHECK
 from r2serve.errors import ConfigError
 from r2serve.observe import files
@@ -62,6 +62,7 @@ def _log_of(manager: Any) -> RequestLog | None:
     made = None
     folder = os.environ.get("R2CCL_JOURNAL_DIR")
     if flag.active() and folder:
+        without_rails.tell_once(f"engine {ENGINE}")  # SGLang ends its start with a request
         path = Path(folder) / f"frontend-{os.getpid()}-{secrets.token_hex(4)}.requests"
         try:
             config = Config.from_env()

@@ -18,7 +18,7 @@ from typing import Any
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from r2serve.config import Config
-from r2serve.engines import flag
+from r2serve.engines import flag, without_rails
 from r2serve.engines.vllm.request_ids import answer_name
 from r2serve.errors import ConfigError
 from r2serve.observe import files
@@ -34,6 +34,7 @@ class RequestTimings(StatLoggerBase):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self._log: RequestLog | None = None
+        self._label = f"engine {engine_index}"
         folder = os.environ.get("R2CCL_JOURNAL_DIR")
         if not flag.active() or not folder:
             return
@@ -43,7 +44,7 @@ class RequestTimings(StatLoggerBase):  # type: ignore[misc]
             self._log = RequestLog(
                 Path(folder) / name,
                 writer="frontend",
-                label=f"engine {engine_index}",
+                label=self._label,
                 serving_engine=config.serving_engine,
                 room_for=partial(files.room_for, folder, limit_bytes=config.journal_limit_bytes),
             )
@@ -71,7 +72,9 @@ class RequestTimings(StatLoggerBase):  # type: ignore[misc]
             self._log = None
 
     def log_engine_initialized(self) -> None:
-        """Tells the relay of this node that the engine is up."""
+        """Tells the relay of this node, and sidecars without journals, that the engine is up."""
+        if flag.active():
+            without_rails.tell_once(self._label)
         if os.environ.get(RELAY):
             from r2serve.engines.vllm import control
 

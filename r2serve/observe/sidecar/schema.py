@@ -26,7 +26,8 @@ class HealthView(BaseModel):
     reasons: list[str] = Field(description="Reasons for a status other than ok.")
     notes: list[str] = Field(
         default_factory=list,
-        description="Facts about the host that change no status, such as a shortage of CPU.",
+        description="Facts that change no status, such as a shortage of CPU, or an engine without "
+        "rails.",
     )
     engines: dict[str, str] = Field(
         default_factory=dict,

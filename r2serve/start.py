@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from r2serve import rendezvous
+from r2serve.agreement import common_options
 from r2serve.config import Config
 from r2serve.errors import StartupTimeoutError
-from r2serve.option import show
 from r2serve.ports.identity import number_nodes
 from r2serve.ports.info import ProcessInfo
 from r2serve.ports.management_address import owner_of
@@ -25,29 +25,6 @@ if TYPE_CHECKING:
     from r2serve.rendezvous import Exchange
 
 _LOG = logging.getLogger("r2serve.r2ccl")
-
-
-COMMON_OPTIONS = (
-    "slot_bytes",
-    "slots",
-    "chunk_bytes",
-    "spare_slots",
-    "algorithm",
-    "resilience",
-    "checksum",
-    "fallback",
-    "consensus",
-    "consensus_result",
-)
-"""Options with the same value on every rank. The core compares them again with each handshake."""
-
-
-def common_options(config: Config) -> dict[str, str]:
-    """Returns the options that all ranks must share, as text."""
-    shown = {name: show(getattr(config, name)) for name in COMMON_OPTIONS}
-    if config.consensus == "auto":  # outside of an engine
-        shown["consensus"] = "off"
-    return shown
 
 
 def resolved(config: Config | None) -> Config | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+BACKEND = "R2SERVE_DISTRIBUTED_BACKEND"
+"""Value of the flag ``--distributed-backend``."""
 RELAY = "R2SERVE_RELAY"
 """``127.x.y.0/NODE``: a relay carries the connections of this process and of its children."""
 MANAGEMENT = "R2SERVE_MANAGEMENT_ADDRESS"

@@ -20,10 +20,11 @@ from r2serve.config import Config
 from r2serve.engines import sidecar
 from r2serve.errors import ConfigError
 from r2serve.journal_folder import default_folder
+from r2serve.variables import BACKEND
 
 _LOG = logging.getLogger(__name__)
 
-VARIABLE = "R2SERVE_DISTRIBUTED_BACKEND"
+VARIABLE = BACKEND
 SPANS_VARIABLE = "R2SERVE_SPANS_NODES"
 """``1``: groups of this engine may span nodes."""
 CHOICES = ("default", "r2ccl")

@@ -11,13 +11,14 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
 
 import click
 
 from r2serve import _core
+from r2serve.agreement import node_values
 from r2serve.config import Config
 from r2serve.errors import ConfigError, R2cclError
 from r2serve.ports.identity import local_address_towards
@@ -91,10 +92,11 @@ def command(
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         config = relay_config(Config.from_env())
+        values = node_values()
         addresses = master_addresses(config.control_master or master)
         if argv:
             sys.exit(run_command(config, node, nodes, addresses, port, timeout_s, argv))
-        run(config, node, nodes, addresses, port, timeout_s, others_may_end)
+        run(config, node, nodes, addresses, port, timeout_s, others_may_end, values)
     except (R2cclError, ConfigError) as error:
         kind = ConfigError if isinstance(error, ConfigError) else type(error)
         if not argv:
@@ -174,8 +176,11 @@ def run(
     port: int,
     timeout_s: float,
     others_may_end: bool,
+    values: Mapping[str, str],
 ) -> None:
     """Meets the other relays, and carries connections until the parent ends.
+
+    ``values``: what every node must share, by name.
 
     Raises:
         R2cclError: the start failed, or another node is lost.
@@ -195,11 +200,14 @@ def run(
                 nodes,
                 process.info,
                 process.key,
+                values=values,
                 on_late=lambda number, info: late.put((number, info)),
             )
             outcome = host.gather(timeout_s)
         else:
-            outcome = join(addresses, port, node, process.info, timeout_s, process.key)
+            outcome = join(
+                addresses, port, node, process.info, timeout_s, process.key, values=values
+            )
         serve(config, node, process, outcome, late, carries, others_may_end)
     finally:
         carries.set()

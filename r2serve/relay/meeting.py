@@ -2,33 +2,33 @@
 
 Node 0 listens at the user's own master addresses and port. The relays of the other nodes try every
 address until they have the outcome, so that the start needs no particular NIC. Messages are lines
-of JSON. With a pre-shared key, every message carries an HMAC over the other side's challenge.
+of JSON (:mod:`r2serve.relay.lines`).
+
+Each node also tells the values that all nodes must share. A difference ends the start on every
+node with one sentence. Node 0 therefore listens for a while after a failure, until every node has
+heard of it. A node without a relay tells its values, too (:mod:`r2serve.relay.teller`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
-import json
 import logging
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 from r2serve import _core
+from r2serve.agreement import difference, node_place
 from r2serve.errors import ConfigError, StartupTimeoutError
 from r2serve.ports.info import ProcessInfo
+from r2serve.relay.lines import Line, NoRelayError, Refused, own_release
 
 MOST_NODES = 252
 """Nodes of a job; node n has the address 127.x.y.(n+1)."""
-LONGEST_LINE = 1 << 20
-"""Bytes of a message, at most."""
 CANDIDATES = 64
 """Address prefixes proposed by node 0."""
 HEARTBEAT_S = 1.0
@@ -40,20 +40,12 @@ CONNECT_S = 1.0
 RETRY_S = 0.2
 TELL_S = 15.0
 """Interval of the log lines about nodes that are missing."""
-STORE_GREETING = b"\x00" + 0x3C85F7CE.to_bytes(4, "little")
-"""First bytes of a client of torch's TCPStore."""
-ZMQ_GREETING_BYTES = 10
-"""Length of the first message of ZMQ, as of a data-parallel engine: 0xFF, 8 bytes, 0x7F."""
+GRACE_S = 3.0
+"""Wait for the values of a node without a relay, after its engine has connected."""
+LINGER_S = 15.0
+"""Longest wait until every node has heard of a failure."""
 
 _LOG = logging.getLogger("r2serve.relay")
-
-
-class Refused(ConfigError):
-    """The other side refuses the meeting for good; the text has the reason."""
-
-
-class NoRelayError(Refused):
-    """The other node uses torch's store at the port of the meeting: it runs without a relay."""
 
 
 @dataclass(frozen=True)
@@ -77,85 +69,6 @@ def free_prefixes(candidates: Sequence[str]) -> list[str]:
     return [prefix for prefix in candidates if _core.is_prefix_free(prefix)]
 
 
-class _Line:
-    """A connection with lines of JSON, authenticated if there is a key."""
-
-    def __init__(self, connection: socket.socket, key: bytes) -> None:
-        self._connection = connection
-        self._key = key
-        self._rest = b""
-        self.own_challenge = secrets.token_hex(16)
-        self.peer_challenge = ""
-
-    def send(self, body: dict[str, Any]) -> None:
-        text = json.dumps(body)
-        line = json.dumps({"body": text, "mac": self._mac(self.peer_challenge, text)})
-        self._connection.sendall(line.encode() + b"\n")
-
-    def receive(self) -> dict[str, Any]:
-        """Returns the next message.
-
-        Raises:
-            OSError: the connection ended, or was silent for too long.
-            Refused: the message is malformed, or the HMAC is wrong.
-        """
-        while b"\n" not in self._rest:
-            if len(self._rest) > LONGEST_LINE:
-                raise Refused(f"the message has more than {LONGEST_LINE} bytes")
-            more = self._connection.recv(65536)
-            if not more:
-                raise ConnectionResetError("the other side closed the connection")
-            self._rest += more
-        line, _, self._rest = self._rest.partition(b"\n")
-        try:
-            outer = json.loads(line)
-            text, mac = str(outer["body"]), str(outer["mac"])
-            body = json.loads(text)
-            if not isinstance(body, dict):
-                raise TypeError("no object")
-        except (ValueError, KeyError, TypeError) as error:
-            raise Refused("the message is malformed: no relay of r2serve is there") from error
-        if not hmac.compare_digest(mac.encode(), self._mac(self.own_challenge, text).encode()):
-            raise Refused(
-                "secret_file (R2CCL_SECRET_FILE): the nodes have different keys, or one has none; "
-                "must be the same key on every node"
-            )
-        return body
-
-    def _mac(self, challenge: str, text: str) -> str:
-        if not self._key:
-            return ""
-        return hmac.new(self._key, f"{challenge} {text}".encode(), hashlib.sha256).hexdigest()
-
-    # The first line of each side is its challenge, without an HMAC.
-    def exchange_challenges(self) -> None:
-        self._connection.sendall(self.own_challenge.encode() + b"\n")
-        while b"\n" not in self._rest:
-            if len(self._rest) > 64:
-                raise Refused("the greeting is malformed: no relay of r2serve is there")
-            more = self._connection.recv(64)
-            if not more:
-                raise ConnectionResetError("the other side closed the connection")
-            self._rest += more
-            if _is_of_engine(self._rest):
-                raise NoRelayError(
-                    "it runs without a relay: --distributed-backend and R2CCL_CONTROL must be the "
-                    "same on every node"
-                )
-        greeting, _, self._rest = self._rest.partition(b"\n")
-        self.peer_challenge = greeting.decode("ascii", "replace")
-
-
-def _is_of_engine(greeting: bytes) -> bool:
-    """Whether a client of an engine greets; the numbers after its greeting may be a line feed."""
-    of_zmq = greeting[:1] == b"\xff" and greeting[ZMQ_GREETING_BYTES - 1 :][:1] == b"\x7f"
-    return of_zmq or greeting.startswith(STORE_GREETING)
-
-
-def _release() -> str:
-    return f"r2serve {version('r2serve')} (wire version {_core.wire_version})"
-
-
 class Host:
     """The meeting at node 0."""
 
@@ -167,10 +80,12 @@ class Host:
         own: ProcessInfo,
         key: bytes = b"",
         free: Callable[[Sequence[str]], list[str]] = free_prefixes,
+        values: Mapping[str, str] | None = None,
         on_late: Callable[[int, ProcessInfo], None] | None = None,
     ) -> None:
         """Listens at every address of this node.
 
+        ``values``: what every node must share, by name; see :mod:`r2serve.agreement`.
         ``on_late`` is called, in a thread, with each node that joins after the start: its number is
         ``nodes`` or more.
 
@@ -181,12 +96,15 @@ class Host:
         self._nodes = nodes
         self._own = own
         self._candidates = free(random_prefixes(CANDIDATES))
+        self._values = values or {}
         self._on_late = on_late
         self._joined: dict[int, tuple[ProcessInfo, list[str]]] = {}
-        self._connected: dict[int, _Line] = {}
+        self._connected: dict[int, Line] = {}
         """The last connection of each node, while it is open."""
         self._outcome: Outcome | None = None
         self._failure = ""
+        self._heard: set[int] = set()
+        """Nodes that have heard of the failure."""
         self._changed = threading.Condition()
         self._listeners = self._listen(addresses, port)
         for listener in self._listeners:
@@ -235,6 +153,7 @@ class Host:
         with self._changed:
             complete = self._wait_for_all(timeout_s)
             if self._failure:
+                self._wait_until_heard()
                 raise ConfigError(self._failure)
             if not complete:
                 raise StartupTimeoutError(
@@ -248,6 +167,7 @@ class Host:
             if not free:
                 self._failure = "no address prefix 127.x.y.0 is free on every node"
                 self._changed.notify_all()
+                self._wait_until_heard()
                 raise ConfigError(self._failure)
             infos = {node: self._joined[node][0] for node in range(1, self._nodes)}
             self._outcome = Outcome(free[0], {0: self._own, **infos})
@@ -272,6 +192,11 @@ class Host:
             )
         return not self._missing()
 
+    def _wait_until_heard(self) -> None:
+        """Waits with the lock held until every node has heard of the failure, for LINGER_S."""
+        others = set(range(1, self._nodes))
+        self._changed.wait_for(lambda: others <= self._heard, LINGER_S)
+
     def close(self) -> None:
         """Ends the meeting; the listeners are closed."""
         for listener in self._listeners:
@@ -293,7 +218,7 @@ class Host:
     def _serve(self, connection: socket.socket, remote: str) -> None:
         with connection:
             connection.settimeout(SILENCE_S)
-            line = _Line(connection, self._key)
+            line = Line(connection, self._key)
             try:
                 # The connection of a dead host ends, so that a relay elsewhere may take its place.
                 silence_ms = int(SILENCE_S * 1000)
@@ -301,8 +226,13 @@ class Host:
                 line.exchange_challenges()
                 outcome = self._outcome
                 candidates = self._candidates if outcome is None else [outcome.prefix]
-                line.send({"release": _release(), "candidates": candidates})
+                line.send({"release": own_release(), "candidates": candidates})
                 hello = line.receive()
+                refusal = self._differs(hello)
+                if refusal:
+                    line.send({"refused": refusal, "differs": True})
+                    self._has_heard(hello)
+                    return
                 refusal = self._join(hello, line)
                 if refusal:
                     _LOG.warning("refused a relay from %s: %s", remote, refusal)
@@ -311,6 +241,8 @@ class Host:
                 while not self._answer(line, int(hello["node"])):
                     line.send({"waits": True})
             except NoRelayError as error:
+                with self._changed:  # its first process tells more
+                    self._changed.wait_for(lambda: bool(self._failure), GRACE_S)
                 self._fail_without_relay(f"the node at {remote}: {error}")
             except Refused as error:
                 _LOG.warning("dropped a connection from %s: %s", remote, error)
@@ -319,7 +251,7 @@ class Host:
             finally:
                 self._disconnect(line)
 
-    def _disconnect(self, line: _Line) -> None:
+    def _disconnect(self, line: Line) -> None:
         with self._changed:
             for node, last in list(self._connected.items()):
                 if last is line:
@@ -335,14 +267,35 @@ class Host:
             self._failure = self._failure or text
             self._changed.notify_all()
 
-    def _join(self, hello: dict[str, Any], line: _Line) -> str:
+    def _differs(self, hello: dict[str, Any]) -> str:
+        """Compares a node's values, and ends the start if one differs; returns the sentence."""
+        theirs = hello.get("values")
+        if hello.get("release") != own_release() or not isinstance(theirs, dict):
+            return ""
+        try:
+            there = node_place(int(hello["node"]), str(hello["host"]))
+        except (KeyError, TypeError, ValueError):
+            return ""  # refused as malformed
+        text = difference(self._values, node_place(0, self._own.host), theirs, there)
+        with self._changed:
+            if text and self._outcome is None:
+                self._failure = self._failure or text
+                self._changed.notify_all()
+        return text
+
+    def _has_heard(self, hello: dict[str, Any]) -> None:
+        with self._changed:
+            self._heard |= {int(hello["node"])} & set(range(self._nodes))
+            self._changed.notify_all()
+
+    def _join(self, hello: dict[str, Any], line: Line) -> str:
         """Enters a relay; returns why it does not fit, or an empty text.
 
         Until the outcome, a relay that has restarted takes the place of the relay before: on the
         same host, or once the connection of the relay before has ended.
         """
-        if hello.get("release") != _release():
-            return f"it runs {hello.get('release')}, and node 0 runs {_release()}"
+        if hello.get("release") != own_release():
+            return f"it runs {hello.get('release')}, and node 0 runs {own_release()}"
         try:
             node, info = int(hello["node"]), ProcessInfo.from_wire(hello["info"])
             free = [str(prefix) for prefix in hello["free"]]
@@ -383,7 +336,7 @@ class Host:
                 )
         return ""
 
-    def _answer(self, line: _Line, node: int) -> bool:
+    def _answer(self, line: Line, node: int) -> bool:
         with self._changed:
             self._changed.wait_for(
                 lambda: self._outcome or self._failure or self._connected.get(node) is not line,
@@ -395,6 +348,7 @@ class Host:
             infos = dict(outcome.infos) if outcome is not None else {}
         if failure:
             line.send({"refused": failure})
+            self._has_heard({"node": node})
             return True
         if outcome is None:
             return False
@@ -411,8 +365,11 @@ def join(
     timeout_s: float,
     key: bytes = b"",
     free: Callable[[Sequence[str]], list[str]] = free_prefixes,
+    values: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Meets node 0 at any of its addresses; tries them in turn until ``timeout_s`` has passed.
+
+    ``values``: what every node must share, by name; see :mod:`r2serve.agreement`.
 
     Raises:
         StartupTimeoutError: no address answered in time; the text has the last failure of each.
@@ -431,7 +388,7 @@ def join(
                 )
             try:
                 with socket.create_connection((address, port), CONNECT_S) as connection:
-                    return _ask(connection, node, own, key, free, deadline)
+                    return _ask(connection, node, own, key, free, values or {}, deadline)
             except OSError as error:
                 failures[address] = error.strerror or str(error)
         if time.monotonic() >= tell_at:
@@ -447,24 +404,29 @@ def _ask(
     own: ProcessInfo,
     key: bytes,
     free: Callable[[Sequence[str]], list[str]],
+    values: Mapping[str, str],
     deadline: float,
 ) -> Outcome:
     connection.settimeout(SILENCE_S)
-    line = _Line(connection, key)
+    line = Line(connection, key)
     line.exchange_challenges()
     offer = line.receive()
-    if offer.get("release") != _release():
-        raise Refused(f"node 0 runs {offer.get('release')}, and this node runs {_release()}")
+    if offer.get("release") != own_release():
+        raise Refused(f"node 0 runs {offer.get('release')}, and this node runs {own_release()}")
     line.send(
         {
-            "release": _release(),
+            "release": own_release(),
             "node": node,
+            "host": own.host,
+            "values": dict(values),
             "info": own.to_wire(),
             "free": free([str(prefix) for prefix in offer.get("candidates", [])]),
         }
     )
     while time.monotonic() < deadline:
         answer = line.receive()
+        if answer.get("differs"):
+            raise Refused(str(answer["refused"]))
         if "refused" in answer:
             raise Refused(f"node 0 refused the relay of node {node}: {answer['refused']}")
         if "prefix" in answer:

@@ -18,8 +18,9 @@ from torch.distributed import TCPStore
 from r2serve.config import Config
 from r2serve.errors import ConfigError, R2cclError, StartupTimeoutError
 from r2serve.ports.info import PortInfo, ProcessInfo, pair_secret, read_key
-from r2serve.relay import meeting
-from r2serve.relay.meeting import Host, Outcome, Refused, join
+from r2serve.relay import meeting, teller
+from r2serve.relay.lines import STORE_GREETING, Line, Refused, own_release
+from r2serve.relay.meeting import Host, Outcome, join
 
 LONG_S = 60.0
 """Wait for what must happen."""
@@ -35,6 +36,13 @@ def info(process: int) -> ProcessInfo:
         control=None,
         unix_name="",
     )
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node 0 does not wait for nodes that never hear of a failure."""
+    monkeypatch.setattr(meeting, "GRACE_S", 0.1)
+    monkeypatch.setattr(meeting, "LINGER_S", 0.1)
 
 
 def all_free(candidates: Sequence[str]) -> list[str]:
@@ -178,10 +186,10 @@ def test_a_relay_elsewhere_takes_the_place_of_one_that_has_ended(
     monkeypatch.setattr(meeting, "HEARTBEAT_S", 0.02)
     own = host(3)
     with socket.create_connection(("127.0.0.1", own.port)) as connection:
-        line = meeting._Line(connection, b"")
+        line = Line(connection, b"")
         line.exchange_challenges()
         offer = line.receive()
-        hello = {"release": meeting._release(), "node": 1, "info": info(2).to_wire()}
+        hello = {"release": own_release(), "node": 1, "info": info(2).to_wire()}
         line.send(hello | {"free": offer["candidates"]})
         assert line.receive() == {"waits": True}
     with own._changed:
@@ -269,7 +277,7 @@ def test_a_node_without_a_relay_ends_the_start(host: Make) -> None:
     "greeting",
     [
         b"\xff\0\0\0\0\0\0\0\x03\x7f",  # of ZMQ, with an identity of two bytes
-        meeting.STORE_GREETING + b"\x0d\x0a\0\0\0",  # a line feed is in the next message
+        STORE_GREETING + b"\x0d\x0a\0\0\0",  # a line feed is in the next message
     ],
 )
 def test_every_client_of_an_engine_ends_the_start(host: Make, greeting: bytes) -> None:
@@ -285,6 +293,69 @@ def test_a_stranger_ends_no_start_of_a_job_with_a_key(host: Make) -> None:
     store_client(own.port).join(LONG_S)
     other = Joining(own.port, 1, b"k" * 32)
     assert own.gather(LONG_S) == other.done().outcome
+
+
+R2CCL = {"--distributed-backend (FLAG)": "r2ccl", "checksum (R2CCL_CHECKSUM)": "off"}
+
+
+@pytest.mark.case("22", "the nodes waited for each other, and named no value")
+def test_another_value_ends_the_start_on_every_node_with_one_sentence(
+    host: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "LINGER_S", LONG_S)
+    own = host(3, values=R2CCL)
+    equal = Joining(own.port, 2, values=R2CCL)
+    with own._changed:
+        assert own._changed.wait_for(lambda: own._joined, LONG_S)
+    other = Joining(own.port, 1, values=R2CCL | {"checksum (R2CCL_CHECKSUM)": "on"})
+    text = (
+        "checksum (R2CCL_CHECKSUM) is 'off' on node 0 (host host-1) and 'on' on node 1 (host "
+        "host-2): must be the same on every node"
+    )
+    with pytest.raises(ConfigError) as caught:
+        own.gather(LONG_S)
+    assert str(caught.value) == str(other.done().error) == text
+    assert str(equal.done().error).endswith(text)
+
+
+@pytest.mark.case("22", "the nodes waited for each other, and named no value")
+@pytest.mark.parametrize("store_first", [False, True])
+def test_a_node_without_a_relay_tells_its_values(
+    host: Make, monkeypatch: pytest.MonkeyPatch, store_first: bool
+) -> None:
+    """Its workers may connect as clients of torch's store before its first process does."""
+    monkeypatch.setattr(meeting, "GRACE_S", LONG_S)
+    monkeypatch.setattr(meeting, "LINGER_S", LONG_S)
+    own = host(2, values=R2CCL)
+    client = store_client(own.port) if store_first else None
+    with socket.create_connection(("127.0.0.1", own.port)) as connection:
+        assert teller.greets(connection)
+        told = teller.tell(connection, 1, "b", {"--distributed-backend (FLAG)": "default"})
+    assert told == (
+        "--distributed-backend (FLAG) is 'r2ccl' on node 0 (host host-1) and 'default' on node 1 "
+        "(host b): must be the same on every node"
+    )
+    with pytest.raises(ConfigError) as caught:
+        own.gather(LONG_S)
+    assert str(caught.value) == told
+    if client is not None:
+        client.join(LONG_S)
+
+
+def test_a_late_node_with_another_value_ends_nothing_but_itself(host: Make) -> None:
+    own = host(2, values=R2CCL, on_late=lambda *_: None)
+    first = Joining(own.port, 1, values=R2CCL)
+    outcome = own.gather(LONG_S)
+    assert first.done().outcome == outcome
+    late = Joining(own.port, 2, values=R2CCL | {"checksum (R2CCL_CHECKSUM)": "on"}).done()
+    assert "is 'off' on node 0 (host host-1) and 'on' on node 2" in str(late.error)
+    assert Joining(own.port, 3, values=R2CCL).done().error is None
+
+
+def test_torch_s_store_is_no_relay() -> None:
+    store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=5), wait_for_workers=False)
+    with socket.create_connection(("127.0.0.1", store.port)) as connection:
+        assert not teller.greets(connection)
 
 
 def test_missing_nodes_are_told(

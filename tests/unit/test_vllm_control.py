@@ -317,6 +317,18 @@ def test_a_relay_that_does_not_start_ends_the_start_with_its_error(
     assert {RELAY, MANAGEMENT, "VLLM_HOST_IP"}.isdisjoint(os.environ)
 
 
+def test_a_difference_between_nodes_is_told_as_it_is(
+    relays: list[Relay], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "checksum is 'off' on node 0 and 'on' on node 1: must be the same on every node"
+    monkeypatch.setattr(Relay, "failure", ConfigError(text))
+    with pytest.raises(ConfigError) as caught:
+        control.carry(engine())
+    assert str(caught.value) == text
+    assert relays[0].closed
+    assert {RELAY, MANAGEMENT, "VLLM_HOST_IP"}.isdisjoint(os.environ)
+
+
 # ---- the end ----
 
 

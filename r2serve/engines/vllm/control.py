@@ -19,6 +19,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from r2serve.agreement import SAME
 from r2serve.config import Config
 from r2serve.engines import flag
 from r2serve.engines.vllm import ending, exit_status, stopping
@@ -210,6 +211,8 @@ def _start(site: Site, parallel: Any, config: Config) -> Carried:
     except (R2cclError, ConfigError) as error:
         relay.close()
         _withdraw()
+        if SAME in str(error):
+            raise  # the sentence names host, value and what would be right
         raise type(error)(
             f"control (R2CCL_CONTROL) is 'rails', but the relay of node {site.node} did not start: "
             f"{error}"

@@ -1,6 +1,8 @@
 """Comparison of ``--distributed-backend`` between the ranks of an engine.
 
-A start script of one node may lack the flag. Both kinds of ranks load this plugin, so every rank
+This is the last comparison, for starts that :mod:`r2serve.engines.vllm.node_values` does not know:
+under Ray, by an external launcher, of data-parallel engines, and of several nodes on one host. A
+start script of one node may lack the flag. Both kinds of ranks load this plugin, so every rank
 tells its choice over torch's own store, before the first communicator is made. Without the
 comparison the ranks would exchange different messages, and wait for each other.
 """

@@ -1,0 +1,222 @@
+"""First processes of vLLM nodes that tell each other their choices, before any node waits."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.distributed import HashStore, TCPStore
+
+from r2serve.engines import flag
+from r2serve.engines.vllm import node_values
+from r2serve.engines.vllm.node_values import Node
+from r2serve.ports.info import ProcessInfo
+from r2serve.relay import meeting
+from r2serve.relay.meeting import Host
+
+LONG_S = 60.0
+FLAG = f"--distributed-backend ({flag.VARIABLE})"
+DEFAULT, R2CCL = {FLAG: "default"}, {FLAG: "r2ccl", "control (R2CCL_CONTROL)": "rails"}
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_values, "RETRY_S", 0.02)
+    monkeypatch.setattr(node_values, "LOOK_S", 0.01)
+
+
+def node(number: int, values: dict[str, str], port: int = 0, nodes: int = 2) -> Node:
+    relay = values[FLAG] == "r2ccl"
+    return Node(number, nodes, "127.0.0.1", port, f"host-{number}", values, has_relay=relay)
+
+
+class Told(threading.Thread):
+    """The thread of a node's first process."""
+
+    def __init__(self, own: Node, compare: Callable[[Node], str] = node_values.compare) -> None:
+        super().__init__(daemon=True)
+        self._own, self._compare = own, compare
+        self.text: str | None = None
+        self.start()
+
+    def run(self) -> None:
+        if self._compare is node_values.compare:
+            node_values._run(self._own, lambda text: setattr(self, "text", text))
+        else:
+            self.text = self._compare(self._own)
+
+    def ended(self) -> str | None:
+        self.join(LONG_S)
+        assert not self.is_alive()
+        return self.text
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    """The store of an engine whose rank 0 has no relay; rank 0 waits there for the other ranks."""
+    return TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=5), wait_for_workers=False)
+
+
+@pytest.mark.case("22", "the nodes waited for each other, and named no value")
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ((DEFAULT, R2CCL), (f"{FLAG} is ", "'default' on node 0", "'r2ccl' on node 1")),
+        (
+            (R2CCL | {"control (R2CCL_CONTROL)": "direct"}, R2CCL),
+            ("control (R2CCL_CONTROL) is ", "'direct' on node 0", "'rails' on node 1"),
+        ),
+    ],
+)
+def test_nodes_differ_and_node_0_has_no_relay(
+    store: TCPStore, values: tuple[dict[str, str], ...], said: tuple[str, ...]
+) -> None:
+    nodes = [Told(node(number, each, store.port)) for number, each in enumerate(values)]
+    for each in nodes:
+        text = each.ended()
+        assert text is not None
+        assert text.startswith(said[0])
+        assert all(part in text for part in said), text
+        assert "(host host-0)" in text
+        assert "(host host-1)" in text
+
+
+@pytest.mark.case("22", "the nodes waited for each other, and named no value")
+def test_nodes_differ_and_node_0_has_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "LINGER_S", LONG_S)
+    own = ProcessInfo(1, b"s" * 32, "node-0", "host-0", (), None, "")
+    host = Host(["127.0.0.1"], 0, 2, own, free=list, values=R2CCL)
+    try:
+        other = Told(node(1, DEFAULT, host.port))
+        with pytest.raises(ValueError, match=r"'r2ccl' on node 0 .* and 'default' on node 1") as at:
+            host.gather(LONG_S)
+        assert other.ended() == str(at.value)
+        related = Told(node(1, R2CCL, host.port))  # its relay tells the values
+        assert related.ended() is None
+    finally:
+        host.close()
+
+
+@pytest.mark.parametrize("values", [DEFAULT, R2CCL])
+def test_equal_nodes_end_nothing(values: dict[str, str]) -> None:
+    shared = HashStore()
+    told = [
+        Told(node(number, values), lambda own: node_values.compare_over(shared, own))
+        for number in range(2)
+    ]
+    assert [each.ended() for each in told] == ["", ""]
+
+
+def test_every_node_hears_before_the_store_ends() -> None:
+    shared = HashStore()
+
+    def compare(own: Node) -> str:
+        return node_values.compare_over(shared, own)
+
+    first = Told(node(0, DEFAULT, nodes=3), compare)
+    second = Told(node(1, R2CCL, nodes=3), compare)
+    assert second.ended()
+    first.join(0.2)
+    assert first.is_alive(), "node 2 has not heard"
+    third = Told(node(2, R2CCL, nodes=3), compare)
+    assert third.ended()
+    assert first.ended()
+
+
+def test_a_store_that_comes_late_is_found() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        nodes = [Told(node(number, each, port)) for number, each in enumerate((DEFAULT, R2CCL))]
+    store = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=5), wait_for_workers=False)
+    assert [each.ended() is not None for each in nodes] == [True, True]
+    assert store.port == port
+
+
+def test_a_node_without_r2serve_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_values, "WAIT_S", 0.05)
+    assert node_values.compare_over(HashStore(), node(0, DEFAULT)) == ""
+
+
+# ---- where a comparison starts ----
+
+
+PARALLEL = {
+    "nnodes": 2,
+    "node_rank": 1,
+    "master_addr": "10.0.0.1",
+    "master_port": 29501,
+    "data_parallel_size": 1,
+    "data_parallel_size_local": 1,
+    "data_parallel_backend": "mp",
+    "data_parallel_external_lb": False,
+    "distributed_executor_backend": "mp",
+}
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Node]:
+    """The nodes whose comparison has started."""
+    found: list[Node] = []
+    monkeypatch.setattr(node_values, "_run", lambda node, _: found.append(node))
+    monkeypatch.setattr(node_values, "_started", False)
+    monkeypatch.setattr(flag, "of_command_line", True)
+    monkeypatch.delenv(flag.VARIABLE, raising=False)
+    return found
+
+
+def compare_once(**changed: Any) -> None:
+    node_values.compare_once(SimpleNamespace(**PARALLEL | changed))
+    for thread in threading.enumerate():
+        if thread.name == "r2serve-nodes":
+            thread.join()
+
+
+def test_a_node_without_the_flag_tells_its_choice(started: list[Node]) -> None:
+    for _ in range(2):
+        compare_once()
+    (own,) = started
+    assert (own.number, own.nodes, own.master, own.port) == (1, 2, "10.0.0.1", 29501)
+    assert (own.values, own.has_relay) == (DEFAULT, False)
+
+
+@pytest.mark.parametrize(
+    ("number", "control", "starts"),
+    [(0, "rails", False), (1, "rails", True), (0, "direct", True), (1, "direct", True)],
+)
+def test_a_node_0_with_a_relay_hears_all_values_there(
+    started: list[Node],
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    control: str,
+    starts: bool,
+) -> None:
+    monkeypatch.setenv(flag.VARIABLE, "r2ccl")
+    monkeypatch.setenv("R2CCL_CONTROL", control)
+    compare_once(node_rank=number)
+    assert [own.number for own in started] == [number] * starts
+    assert all(own.has_relay == (control == "rails") for own in started)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"distributed_executor_backend": "ray"}, {"master_addr": "127.0.0.1"}],
+)
+def test_other_starts_have_no_comparison_of_nodes(
+    started: list[Node], changed: dict[str, Any]
+) -> None:
+    compare_once(**changed)
+    assert started == []
+
+
+def test_a_program_of_its_own_compares_nothing(
+    started: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flag, "of_command_line", False)
+    compare_once()
+    assert started == []

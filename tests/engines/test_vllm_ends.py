@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import re
 import signal
 import threading
@@ -10,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from answers import FLAG, RAILS
 from features import EXACT, TOKENS, completion, together
@@ -20,7 +23,7 @@ from r2serve.engines.vllm.exit_status import EXIT_STATUS
 from r2serve.lab.serving.model import prompts
 
 if TYPE_CHECKING:
-    from conftest import Engine
+    from conftest import Engine, ServeNode
 
 pytestmark = pytest.mark.long
 LINK_TIMEOUT_S = 5
@@ -51,6 +54,48 @@ def test_a_peer_that_dies_while_nothing_runs_ends_both_nodes(
     assert "PeerLostError" in lines[0]
     # A part of the time is vLLM's, on any machine; a starved machine may exceed the limit.
     timely(lambda: took_s < LINK_TIMEOUT_S + 3, f"the worker ended after {took_s:.1f} s", 0)
+
+
+def engine_of(node: ServeNode) -> psutil.Process:
+    """Returns the engine process of a node with the HTTP server."""
+    children = psutil.Process(node.process.pid).children(recursive=True)
+    (found,) = (each for each in children if "EngineCore" in "".join(each.cmdline()[:1]))
+    return found
+
+
+def worker_of_follower(engine: Engine) -> psutil.Process:
+    return engine.nodes[1].workers()[0]
+
+
+@pytest.mark.case("27", "a node ended with status 0, or not at all")
+@pytest.mark.parametrize(
+    "victim",
+    [worker_of_follower, lambda engine: engine_of(engine.nodes[0])],
+    ids=["the follower's worker", "the leader's engine"],
+)
+def test_a_death_during_a_request_ends_both_nodes_with_a_status(
+    start_engine: Callable[..., Engine], victim: Callable[[Engine], psutil.Process]
+) -> None:
+    """A supervisor starts again what ends with a status other than 0."""
+    limit = {"R2CCL_LINK_TIMEOUT_S": str(LINK_TIMEOUT_S)}
+    engine = start_engine(
+        2, FLAG, [RAILS | limit | {"R2CCL_NODE": f"node{number}"} for number in range(2)]
+    )
+
+    def ask() -> None:
+        with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+            engine.complete(prompts(1)[0], 400)  # its answer, if any, is cut off
+
+    threading.Thread(target=ask, daemon=True).start()
+    timely(lambda: engine.running() == 1, "a request runs", every_s=0.05)
+    victim(engine).kill()
+    killed = time.monotonic()
+    for node in engine.nodes:
+        ended(node.process, "a node after the death", within_s=120)
+    took_s = time.monotonic() - killed
+    for node in engine.nodes:
+        assert node.process.poll() not in (0, None), node.log[-3000:]
+    timely(lambda: took_s < LINK_TIMEOUT_S + 15, f"the nodes ended after {took_s:.1f} s", 0)
 
 
 @pytest.mark.case("28", "the follower ended its workers, and no stream finished")

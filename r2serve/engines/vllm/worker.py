@@ -16,7 +16,7 @@ from typing import Any
 from r2serve import process
 from r2serve.config import Config
 from r2serve.device import check_all, steps_ended, wake_all
-from r2serve.engines.vllm import classes, members
+from r2serve.engines.vllm import classes, members, orphans
 from r2serve.engines.vllm.compared import ComparedSteps
 from r2serve.engines.vllm.ending import end_worker_soon
 from r2serve.engines.vllm.request_ids import client_name
@@ -47,6 +47,7 @@ def make_worker(base: type[Any], name: str) -> type[Any]:
             drafts = getattr(self.vllm_config, "speculative_config", None) is not None
             self._r2serve_compared = ComparedSteps(drafts=drafts)
             members.watch_once(self.local_rank)
+            orphans.watch_once()
             self._r2serve_step = 0
 
         def execute_model(self, scheduler_output: Any) -> Any:

@@ -1,7 +1,7 @@
 """vLLM's platform for this machine, with r2ccl's communicator under the flag.
 
 A function makes a class for each platform of vLLM; :mod:`r2serve.engines.vllm.classes` lists the
-classes. Without the flag every method calls vLLM's method.
+classes. Without the flag every method calls vLLM's method; nodes still compare their flags.
 """
 
 from __future__ import annotations

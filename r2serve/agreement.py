@@ -51,15 +51,15 @@ def node_values(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     if backend not in (None, "r2ccl"):
         return values
     config = Config.from_env(environ)
-    shared = {"control": config.control, **common_options(config)}
-    if backend is not None and config.consensus == "auto":
-        shared["consensus"] = "step"  # under engines
+    shared = common_options(config)
+    if backend is not None:  # else a job without an engine
+        shared = {"control": config.control, **shared}
+        if config.consensus == "auto":
+            shared["consensus"] = "step"
     return values | {f"{name} ({PREFIX}{name.upper()})": text for name, text in shared.items()}
 
 
-def difference(
-    own: Mapping[str, str], here: str, theirs: Mapping[str, str], there: str
-) -> str:
+def difference(own: Mapping[str, str], here: str, theirs: Mapping[str, str], there: str) -> str:
     """Returns a sentence about the first value that differs; empty: none does.
 
     A value that one side does not tell is no difference. here, there: node and host of each side.

@@ -1,8 +1,8 @@
 """Tells sidecars of an engine without rails, which is ready and has nothing to protect.
 
 Groups inside one node use the engine's own path. Their workers have no communicator of r2ccl, and
-so no journal. A sidecar would take such an engine for absent and keep requests away for ever. The
-process that answers clients therefore tells once that the engine is up.
+so no journal. A sidecar would take such an engine for absent, and its probe would keep all requests
+away. The process that answers clients therefore tells once that the engine is up.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Processes without a journal that serve: the folder takes no file, or there is no rail.
 
-A worker cannot leave a file in a folder that is full, missing or read-only. So the worker listens on an abstract unix socket,
-whose name contains a digest of the folder. A sidecar in the same network namespace finds the name
-in /proc/net/unix and reads a line of JSON. A name needs no file system and ends with the worker.
+A worker cannot leave a file in a folder that is full, missing or read-only. So the worker listens
+on an abstract unix socket, whose name contains a digest of the folder. A sidecar in the same
+network namespace finds the name in /proc/net/unix and reads a line of JSON. A name needs no file
+system and ends with the worker.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from r2serve.relay.lines import Line, own_release
 
 ANSWER_S = 5.0
 """Longest wait for a message of node 0."""
-GREETING_S = 1.0
+GREETING_S = 5.0
 """Wait for the greeting of a relay, which speaks first. Torch's store waits for its client."""
 
 

@@ -352,7 +352,8 @@ def test_a_late_node_with_another_value_ends_nothing_but_itself(host: Make) -> N
     assert Joining(own.port, 3, values=R2CCL).done().error is None
 
 
-def test_torch_s_store_is_no_relay() -> None:
+def test_torch_s_store_is_no_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teller, "GREETING_S", 0.1)
     store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=5), wait_for_workers=False)
     with socket.create_connection(("127.0.0.1", store.port)) as connection:
         assert not teller.greets(connection)

@@ -16,7 +16,7 @@ from r2serve.observe.sidecar import app as sidecar
 from r2serve.observe.sidecar import polls
 from r2serve.observe.watch import Watch
 
-NOBODY = "http://127.0.0.1:9"
+CLOSED = "http://127.0.0.1:9"
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def test_a_poll_of_peers_that_fails_is_shown_and_tried_again(
         return made(**options)
 
     monkeypatch.setattr(httpx, "AsyncClient", client)
-    app = sidecar.make_app(Watch(tmp_path), peers=[NOBODY])
+    app = sidecar.make_app(Watch(tmp_path), peers=[CLOSED])
     with TestClient(app, base_url="http://localhost") as asking:
 
         def error() -> str:

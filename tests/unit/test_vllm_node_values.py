@@ -16,7 +16,7 @@ from r2serve.engines import flag
 from r2serve.engines.vllm import node_values
 from r2serve.engines.vllm.node_values import Node
 from r2serve.ports.info import ProcessInfo
-from r2serve.relay import meeting
+from r2serve.relay import meeting, teller
 from r2serve.relay.meeting import Host
 
 LONG_S = 60.0
@@ -57,7 +57,13 @@ class Told(threading.Thread):
 
 
 @pytest.fixture
-def store() -> TCPStore:
+def no_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No relay greets in this test."""
+    monkeypatch.setattr(teller, "GREETING_S", 0.1)
+
+
+@pytest.fixture
+def store(no_relay: None) -> TCPStore:
     """The store of an engine whose rank 0 has no relay; rank 0 waits there for the other ranks."""
     return TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=5), wait_for_workers=False)
 
@@ -128,7 +134,7 @@ def test_every_node_hears_before_the_store_ends() -> None:
     assert first.ended()
 
 
-def test_a_store_that_comes_late_is_found() -> None:
+def test_a_store_that_comes_late_is_found(no_relay: None) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Comparison of the values that all nodes of an engine must share, before any node waits for another.
+"""Comparison of the values that all nodes of an engine must share, before a node waits for another.
 
 A start script of one node may lack the flag, or set another option. vLLM's own start would wait for
 a node that never comes. A node 0 with a relay hears the values of all relays
@@ -128,11 +128,13 @@ def compare(node: Node) -> str:
     """
     from torch.distributed import TCPStore
 
-    with socket.create_connection((node.master, node.port), CONNECT_S) as connection:
-        if teller.greets(connection):
-            if node.has_relay:
-                return ""
-            return teller.tell(connection, node.number, node.host, node.values, node.key)
+    # A relay short of CPU may greet late, and takes a client of a store for a node without a relay.
+    for _ in range(0 if node.number == 0 else 2 if node.has_relay else 1):
+        with socket.create_connection((node.master, node.port), CONNECT_S) as connection:
+            if teller.greets(connection):
+                if node.has_relay:
+                    return ""
+                return teller.tell(connection, node.number, node.host, node.values, node.key)
     store = TCPStore(
         node.master,
         node.port,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import accumulate
@@ -20,7 +20,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from r2serve.observe.health import Judge, engines
+from r2serve.observe.health import Health, engines, examine
 from r2serve.observe.journal import BUCKETS_S, RAIL_STATES, Group, Latency
 from r2serve.observe.requests import Ended, Requests
 from r2serve.observe.sidecar.peers import Peers
@@ -57,11 +57,11 @@ class Metrics(Collector):
         watch: Watch,
         peers: Peers | None = None,
         requests: Requests | None = None,
-        judge: Judge | None = None,
+        judge: Callable[[str | None], Health] | None = None,
     ) -> None:
-        """judge: shared with the probes, so that both agree; None: a judge of its own."""
+        """judge: shared with the probes, so that both agree; None: judges at each call."""
         self._watch = watch
-        self._judge = judge or Judge(watch)
+        self._judge = judge or (lambda engine: examine(watch, engine=engine))
         self._requests = requests
         self._peers = peers or Peers(())
         self._failovers: Counter[tuple[str, ...]] = Counter()
@@ -123,7 +123,7 @@ class Metrics(Collector):
             "r2serve_build", "Version of r2serve.", value={"version": version("r2serve")}
         )
         yield GaugeMetricFamily(
-            "r2serve_ready", "1 if requests can be served.", value=self._judge().ready
+            "r2serve_ready", "1 if requests can be served.", value=self._judge(None).ready
         )
         yield self._ready_engines()
         yield GaugeMetricFamily(

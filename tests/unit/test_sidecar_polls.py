@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.testclient import TestClient
+from pairs import Pair
 from timely import timely
 
 from r2serve.observe.sidecar import app as sidecar
@@ -78,6 +79,21 @@ def test_a_sidecar_that_cannot_read_is_not_ready(
         monkeypatch.setattr(watch, "look", look)
         timely(lambda: found()["status"] == "no-engine", "the journals are read again")
     assert [one.levelname for one in caplog.records if one.name == "r2serve.sidecar"] == ["ERROR"]
+
+
+def test_a_failure_beside_the_journals_leaves_the_node_ready(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = sidecar.make_app(Watch(pair.folder))
+    with TestClient(app, base_url="http://localhost") as asking:
+        timely(lambda: asking.get("/readyz").status_code == 200, "the node is ready", within_s=60)
+
+        def fail() -> list[Any]:
+            raise RuntimeError("a request log makes no sense")
+
+        monkeypatch.setattr(app.state.sidecar.requests, "look", fail)
+        timely(lambda: "a request log makes no sense" in caplog.text, "the failure is told")
+        assert asking.get("/readyz").status_code == 200
 
 
 def test_a_poll_that_returns_is_an_error_too(caplog: pytest.LogCaptureFixture) -> None:

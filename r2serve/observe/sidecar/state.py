@@ -30,6 +30,7 @@ class State:
         self.health = Judge(watch, stuck_s)
         self.metrics = Metrics(watch, peers, self.requests, self.health)
         self.streams = Streams()
+        self._journals_read = False
         self._rendered: dict[str, bytes] = {}
         self._news = asyncio.Event()
 
@@ -40,13 +41,16 @@ class State:
             await asyncio.sleep(LOOK_S)
 
     def failed(self, why: str) -> None:
-        """Answers that nothing is known of the node, until the next look."""
-        self.health.failed(why)
+        """Answers that nothing is known of the node, if the last look read no journals."""
+        if not self._journals_read:
+            self.health.failed(why)
         self._rendered.clear()
 
     def look(self) -> None:
         """Reads the journals and wakes the streams."""
+        self._journals_read = False
         new = self.watch.look()
+        self._journals_read = True
         self.health.looked()
         self.metrics.take(new)
         self.metrics.take_requests(self.requests.look())

@@ -109,8 +109,7 @@ class RailCounters:
     """A graceful close has begun, by the peer or by this process."""
     peer_engine: int
     """Number of the peer's engine; unique even if peers in two groups share a label."""
-    since_ns: int
-    """Time of the last state change."""
+    since_ns: int  # time of the last state change
     tx_bytes: int
     rx_bytes: int
     data_tx_bytes: int
@@ -122,15 +121,13 @@ class RailCounters:
     """Bandwidth when last measured as the bottleneck, bytes/s; 0 = never measured."""
     been_up: bool = True
     """False: the rail has never been up; a rail that has been up and is not UP now is lost."""
-    never_up: str = ""
-    """One of :data:`NEVER_UP_REASONS`."""
+    never_up: str = ""  # one of NEVER_UP_REASONS
     reserve: bool = False
     """The rail carries data only while no other rail is up."""
     unit: int = 0
     """Rails of a process with an equal unit above 0 share a port or cable."""
     drill: str = ""  # fault kind of a running drill by either end; empty = none
-    unheard_ms: int = 0
-    """Time without a frame from the peer's process on any rail, as this process saw."""
+    unheard_ms: int = 0  # time without a frame from the peer's process on any rail
 
     @property
     def presence(self) -> str:

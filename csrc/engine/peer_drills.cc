@@ -38,14 +38,14 @@ void Peer::on_injected(RailId rail) {
            rails[rail].name + ": a test or drill at " + label + " has taken this rail down");
 }
 
-void Peer::on_drill(RailId rail, std::uint8_t kind, bool ends) {
+void Peer::on_drill(RailId rail, std::uint8_t kind, bool over) {
   if (rails[rail].dormant) return;
   note(rail, {.time_ns = now_ns(),
               .kind = JournalKind::injected,
               .from = 1,
-              .to = ends ? static_cast<std::uint8_t>(Fault::none) : kind});
+              .to = over ? static_cast<std::uint8_t>(Fault::none) : kind});
   log_.add(LogLevel::info, rails[rail].name + " to " + label + ": " + label +
-                               (ends ? " ends" : " begins") + " a drill (" +
+                               (over ? " ends" : " begins") + " a drill (" +
                                std::string(name_of(static_cast<Fault>(kind))) + ")");
 }
 

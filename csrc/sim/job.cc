@@ -270,8 +270,7 @@ std::string describe(const Job& job) {
        << std::ranges::count_if(job.communicators, &Job::Communicator::compared) << " compared, "
        << std::ranges::count_if(job.communicators,
                                 [](const auto& each) { return each.parting.has_value(); })
-       << " parted), "
-       << (job.streams ? job.streams->ports * job.streams->connections : 0U)
+       << " parted), " << (job.streams ? job.streams->ports * job.streams->connections : 0U)
        << " streams each way, " << (job.posted ? job.posted->connections : 0U)
        << " posted connections each way, slots " << job.world.link.shape.slots << '+'
        << job.world.link.shape.spare_slots << " of " << job.world.link.shape.slot_bytes

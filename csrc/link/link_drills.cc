@@ -62,7 +62,9 @@ void Link::fill_drill(RailId about, FrameHeader& header, TimeNs now) const {
   header.number = about;
   header.epoch = drills.told;
   header.slot = drills.own.kind;
-  const TimeNs left = drills.own.ended ? 0 : std::max<TimeNs>(drills.until - now, 1);
+  // `now` may be earlier than the begin, by the work between two readings of the clock.
+  const TimeNs left =
+      drills.own.ended ? 0 : std::clamp<TimeNs>(drills.until - now, 1, longest_drill_ns);
   header.delivered = static_cast<std::uint64_t>(left);
 }
 

@@ -60,6 +60,15 @@ void rejoin(LinkPair& pair) {
   pair.open(1, ended + 1);
 }
 
+TEST(LinkDrills, TheLongestDrillMayBeginAfterTheTimeOfTheSender) {
+  LinkPair pair(2);
+  pair.a.begin_drill(1, kind, longest_drill_ns, pair.now + ns_per_ms);
+  pair.exchange(0);
+  EXPECT_TRUE(pair.a.drill_known(1));
+  EXPECT_EQ(pair.b.drill(1, pair.now), kind);
+  for (const Link* end : {&pair.a, &pair.b}) EXPECT_EQ(end->state(0), RailState::up);
+}
+
 TEST(LinkDrills, BothEndsKnowOfADrillBeforeItsFault) {
   LinkPair pair(2);
   Losses here(pair, pair.a);

@@ -68,10 +68,7 @@ def difference(own: Mapping[str, str], here: str, theirs: Mapping[str, str], the
     if not first:
         return ""
     also = f" (also different: {', '.join(more[:_NAMED])})" if more else ""
-    return (
-        f"{first} is {own[first]!r} on {here} and {theirs[first]!r} on {there}: "
-        f"{SAME}{also}"
-    )
+    return f"{first} is {own[first]!r} on {here} and {theirs[first]!r} on {there}: {SAME}{also}"
 
 
 def node_place(node: int, host: str) -> str:

@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import click
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
-from rich.table import Table
+from rich.measure import Measurement
+from rich.table import Column, Table
 
 WIDE = 110
 """Columns of a terminal from which tables have further columns."""
 _PIPE_WIDTH = 10_000
+_GAP = 2
+"""Columns of a terminal between two columns of a table."""
+_NARROWEST_TEXT = 8
+"""Columns of a terminal for a text below which all cells are folded alike."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as a shell has it: 128 and SIGINT's number."""
 
@@ -87,13 +92,30 @@ def is_wide(shown: Console) -> bool:
     return WIDE <= shown.width < _PIPE_WIDTH
 
 
+class _LastFoldsFirst(Table):
+    """A table whose last column, a text, is folded before any other column."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        def width_of(column: Column) -> int:
+            cells = (column.header, *column.cells)
+            return max(Measurement.get(console, options, cell).maximum for cell in cells)
+
+        others = self.columns[:-1]
+        width = sum(width_of(column) + _GAP for column in others) + _NARROWEST_TEXT
+        for column in others:
+            column.no_wrap = (
+                width <= options.max_width
+            )  # without room, rich cuts
+        yield from super().__rich_console__(console, options)
+
+
 def table(*columns: str, numbers: Collection[str] = (), title: str = "") -> Table:
     """Returns a table that folds a cell rather than to cut it; ``numbers`` are set to the right."""
-    made = Table(
+    made = _LastFoldsFirst(
         title=escape(title) or None,
         title_justify="left",
         box=None,
-        padding=(0, 2, 0, 0),
+        padding=(0, _GAP, 0, 0),
         pad_edge=False,
     )
     for column in columns:

@@ -37,20 +37,10 @@ inline constexpr std::uint16_t streams_spare_slots = 48;
 inline constexpr std::uint32_t stream_window_bytes = 1U << 20;
 
 inline constexpr std::array<std::uint64_t, 14> shared_limits{
-    max_ranks,
-    max_rails_per_link,
-    max_chunks_per_message,
-    max_abort_bytes,
-    max_probe_bytes,
-    max_put_bytes,
-    max_eager_bytes,
-    verbs_ring_frames,
-    shm_ring_bytes,
-    most_posted,
-    streams_slot_bytes,
-    streams_slots,
-    streams_spare_slots,
-    stream_window_bytes,
+    max_ranks,           max_rails_per_link,  max_chunks_per_message, max_abort_bytes,
+    max_probe_bytes,     max_put_bytes,       max_eager_bytes,        verbs_ring_frames,
+    shm_ring_bytes,      most_posted,         streams_slot_bytes,     streams_slots,
+    streams_spare_slots, stream_window_bytes,
 };
 
 // ---- communicators, by a program or a peer ----

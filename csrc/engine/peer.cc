@@ -179,9 +179,8 @@ void Peer::note(RailId rail, JournalRecord record) {
   if (rails[rail].dormant) return;  // a record without an entry would be of no rail
   record.rail = rails[rail].journal_entry;
   if (record.epoch_or_step == 0) record.epoch_or_step = link.epoch(rail);
-  const std::uint8_t drill = record.kind == JournalKind::verdict
-                                 ? rails[rail].lost_by
-                                 : link.drill(rail, record.time_ns);
+  const std::uint8_t drill =
+      record.kind == JournalKind::verdict ? rails[rail].lost_by : link.drill(rail, record.time_ns);
   record.detail = drill == no_drill ? 0 : 1;
   publish(rail);
   journal_.record(record);

@@ -41,6 +41,7 @@ constexpr Entry entries[] = {
     {"R2CCL_FALLBACK", &Config::fallback},
     {"R2CCL_CHECKSUM", &Config::checksum},
     {"R2CCL_LINK_TIMEOUT_S", &Config::link_timeout_s, {0.1, 3600}},
+    {"R2CCL_REFUSED_GRACE_S", &Config::refused_grace_s, {0.05, 60}},
     {"R2CCL_CONNECT_TIMEOUT_S", &Config::connect_timeout_s, {0.1, 3600}},
     {"R2CCL_HANDSHAKE_TIMEOUT_MS", &Config::handshake_timeout_ms, {10, 60'000}},
     {"R2CCL_SMALL_MESSAGE_BYTES", &Config::small_message_bytes, {0, 67'108'864}},
@@ -71,12 +72,16 @@ std::string_view stripped(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(space) - begin + 1);
 }
 
-std::string number(double value) { return std::to_string(static_cast<std::int64_t>(value)); }
+std::string number(double value) {  // "0.05", "60"
+  std::string text = std::to_string(value);
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.') text.pop_back();
+  return text;
+}
 
 std::string allowed(const Range& range, bool integer) {
-  const std::string low = range.low == 0.1 ? "0.1" : number(range.low);
   const char* noun = range.power_of_two ? "a power of two" : integer ? "an integer" : "a number";
-  return std::string(noun) + " from " + low + " to " + number(range.high);
+  return std::string(noun) + " from " + number(range.low) + " to " + number(range.high);
 }
 
 // Each returns false for a text that is no value of the option.

@@ -85,9 +85,7 @@ class Faults {
   TimeNs random_time(TimeNs limit) {
     return static_cast<TimeNs>(random_.below(static_cast<std::uint64_t>(limit)));
   }
-  int pick(int below) {
-    return static_cast<int>(random_.below(static_cast<std::uint64_t>(below)));
-  }
+  int pick(int below) { return static_cast<int>(random_.below(static_cast<std::uint64_t>(below))); }
   // Returns a duration from 0.1 ms, shorter than every deadline of a rail, to 80 ms, longer than
   // all deadlines.
   TimeNs duration() { return random_.between(100'000, 80 * ns_per_ms); }

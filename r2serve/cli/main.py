@@ -129,10 +129,11 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]  # click takes the words out of the list while it looks for options
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            near = get_close_matches(args[0], self.list_commands(ctx), n=1)
+            near = get_close_matches(name, self.list_commands(ctx), n=1)
             if not near or "Did you mean" in error.format_message():
                 raise
             text = f"{error.message} Did you mean {near[0]!r}?"

@@ -222,7 +222,9 @@ TEST(StreamCommunicator, CallTimeoutSEndsAnExchangeWithoutARankOfTheNode) {
     rank = nodes.rank(me);
     const std::vector<float> in(1000, 1.0F);
     const std::vector<float> out(1000, 4.0F);
-    if (me != 0) EXPECT_TRUE(eventually([&] { return ended.load(); }, "rank 0 has given up"));
+    if (me != 0) {
+      EXPECT_TRUE(eventually([&] { return ended.load(); }, "rank 0 has given up"));
+    }
     (void)rank->collectives->all_reduce(rank->stream, address(in), address(out), in.size(),
                                         DType::f32, ReduceOp::sum, Algorithm::automatic);
     rank->synchronise();
@@ -251,12 +253,12 @@ TEST(PlanRunner, CallTimeoutSIsTheWaitOfOneExchange) {
   device::Mailbox mailbox;
   const device::DirectMemory direct{};
   device::PlanRunner runner({.mailbox = mailbox,
-                              .communicator = *job.communicators[0],
-                              .inter_node = inter_node.get(),
-                              .pinned = {},
-                              .direct = {},
-                              .direct_memory = direct,
-                              .device = *gpu.value()});
+                             .communicator = *job.communicators[0],
+                             .inter_node = inter_node.get(),
+                             .pinned = {},
+                             .direct = {},
+                             .direct_memory = direct,
+                             .device = *gpu.value()});
   // An exchange is open at every look, and each is another one.
   for (int look = 0; look < 30; ++look) {
     ++mailbox.entered.value;

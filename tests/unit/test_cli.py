@@ -47,6 +47,7 @@ def test_a_typing_error_gets_a_suggestion() -> None:
     assert done.exit_code == 2
     assert "Did you mean 'rails'?" in done.output
     assert "Did you mean" not in CliRunner().invoke(main, ["xyzzy"]).output
+    assert CliRunner().invoke(main, ["--", "--xyzzy"]).exit_code == 2
 
 
 @pytest.mark.parametrize("name", sorted(SUBCOMMANDS))

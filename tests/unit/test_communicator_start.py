@@ -30,9 +30,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[R2cclError | None
     port = free_port()
 
     def run(late: Callable[[], None], work: Work) -> list[R2cclError | None]:
-        def delayed(
-            engine: _core.Engine, peers: list[int], timeout_s: float, option: str
-        ) -> None:
+        def delayed(engine: _core.Engine, peers: list[int], timeout_s: float, option: str) -> None:
             if peers[0] < engine.process:
                 with contextlib.suppress(StartupTimeoutError):
                     connect(engine, peers, 0.0)

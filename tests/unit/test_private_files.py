@@ -44,7 +44,7 @@ def test_a_folder_in_which_others_can_replace_the_file_is_refused(fault_file: Pa
     fault_file.touch(mode=0o600)
     for mode in (0o777, 0o770):
         fault_file.parent.chmod(mode)
-        with pytest.raises(ConfigError, match="its folder is writable by other users: .*go-w"):
+        with pytest.raises(ConfigError, match=r"its folder is writable by other users: .*go-w"):
             config_with(fault_file)
     fault_file.parent.chmod(0o777 | stat.S_ISVTX)  # like /tmp: the owner alone replaces the file
     config_with(fault_file)

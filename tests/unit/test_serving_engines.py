@@ -171,7 +171,7 @@ def test_every_answer_has_one_readiness(
     )
     rails = [replace(rail, unheard_ms=unheard_ms) for rail in worker.journal.rails]
     worker.journal = replace(worker.journal, groups=[group], rails=rails)
-    monkeypatch.setattr(now, "look", lambda: [])
+    monkeypatch.setattr(now, "look", list)
     expected = unheard_ms < stuck_s * 1e3
     with TestClient(make_app(now, stuck_s=stuck_s), base_url="http://localhost") as client:
         probe = client.get("/readyz")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -64,8 +65,11 @@ def test_the_flag_accepts_drills_with_the_default_folder(
 ) -> None:
     monkeypatch.setenv(flag.VARIABLE, "default")
     monkeypatch.setenv("R2CCL_DRILLS", "on")
-    assert parsed().distributed_backend == "r2ccl"
-    assert os.environ[VARIABLE] == str(folder)
+    with tempfile.TemporaryDirectory(prefix="r2serve-") as short:  # the paths of sockets are short
+        folder = Path(short) / "journals"
+        monkeypatch.setattr(flag, "default_folder", lambda: folder)
+        assert parsed().distributed_backend == "r2ccl"
+        assert os.environ[VARIABLE] == str(folder)
 
 
 def test_the_flag_refuses_drills_without_a_folder_in_the_users_words(

@@ -126,7 +126,7 @@ def compare(node: Node) -> str:
     Raises:
         OSError, RuntimeError, Refused: node 0 does not answer, or not any more.
     """
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch names it outside __all__
 
     # A relay short of CPU may greet late, and takes a client of a store for a node without a relay.
     for _ in range(0 if node.number == 0 else 2 if node.has_relay else 1):

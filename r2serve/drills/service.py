@@ -222,17 +222,37 @@ class DrillService:
             self._announce(drill)
             self._fault(drill, _first_fault(order))
         except BaseException:
-            with self._lock:
-                del self._drills[order.id]
-            self._tell_end(drill)
+            self._forget(drill)
             raise
         _LOG.warning(
             "drill %s started: %s of %s for %g s", order.id, order.kind, order.rail, order.seconds
         )
+        self._keep_time(drill)
+        return drill
+
+    def _keep_time(self, drill: Drill) -> None:
+        """Starts the thread that ends the drill; without a thread, undoes the fault at once.
+
+        Raises:
+            DrillError: no further thread is possible.
+        """
         run = threading.Thread(target=self._run, args=(drill,), name="r2serve-drill", daemon=True)
         self._threads.add(run)
-        run.start()
-        return drill
+        try:
+            run.start()
+        except RuntimeError as error:
+            self._threads.discard(run)
+            self._fault(drill, "heal")
+            self._forget(drill)
+            raise DrillError(
+                f"do: start is refused, because nothing would end the drill: {error}"
+            ) from error
+
+    def _forget(self, drill: Drill) -> None:
+        """Drops a drill without a fault, and tells its end to the peers."""
+        with self._lock:
+            del self._drills[drill.order.id]
+        self._tell_end(drill)
 
     def _run(self, drill: Drill) -> None:
         """Waits for the end of the drill, then restores the rails."""

@@ -145,7 +145,7 @@ def test_a_fault_waits_for_the_confirmation_of_the_peer(
 def test_a_worker_answers_while_its_peers_confirm_a_drill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At de773f9, the wait took the whole service, and the sidecar's list missed the worker."""
+    """The sidecar lists the drills of a worker that waits."""
     monkeypatch.setattr(service, "KNOWN_S", 600.0)
     path = tmp_path / "x.drills"
     order = {"id": "1", "kind": "carrier_loss", "rail": RAIL, "seconds": 600.0}
@@ -188,6 +188,30 @@ def test_a_worker_that_closes_waits_for_no_peer(
         serving.close()
         assert "was ended" in json.loads(talk.makefile("rb").readline())["error"]
     assert "inject" not in engine.calls
+
+
+def test_without_a_thread_to_end_a_drill_its_fault_is_undone_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_thread = threading.Thread.start
+
+    def start_no_drill(thread: threading.Thread) -> None:
+        if thread.name == "r2serve-drill":
+            raise RuntimeError("can't start new thread")
+        start_thread(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_no_drill)
+    path = tmp_path / "x.drills"
+    order = {"id": "1", "kind": "carrier_loss", "rail": RAIL, "seconds": 600.0}
+    engine = Deaf(confirms=True)
+    serving = DrillService(engine, path)
+    try:
+        with pytest.raises(DrillError, match="nothing would end the drill: can't start new thread"):
+            client.ask(path, {"do": "start", **order})
+        assert engine.calls[-3:] == ["inject", "inject", "end_drill"]
+        assert client.ask(path, {"do": "list"})["drills"] == []
+    finally:
+        serving.close()
 
 
 def test_a_second_interrupt_does_not_keep_a_drill_running(

@@ -156,14 +156,26 @@ def test_the_log_of_a_sidecar_stays_short(tmp_path: Path) -> None:
     with path.open("ab") as log:
         log.write(b"x" * cli.LOG_BYTES)
         log.flush()
-        cli.cut_log(log.fileno())
+        cli.cut_log(log.fileno(), path)
         assert path.stat().st_size == cli.LOG_BYTES
         log.write(b"x")
         log.flush()
-        cli.cut_log(log.fileno())
+        cli.cut_log(log.fileno(), path)
         log.write(b"next")
     expected = b"earlier lines are dropped: the log was longer than 256 KiB\nnext"
     assert path.read_bytes() == expected
+
+
+@pytest.mark.parametrize("own_log", [False, True])
+def test_the_messages_of_the_engine_stay_whole(tmp_path: Path, own_log: bool) -> None:
+    """A sidecar whose log cannot be opened inherits the engine's standard error, a file, too."""
+    path, log = tmp_path / "engine.log", tmp_path / "sidecar.log"
+    path.write_bytes(b"x" * 2 * cli.LOG_BYTES)
+    if own_log:
+        log.touch()
+    with path.open("ab") as inherited:
+        cli.cut_log(inherited.fileno(), log)
+    assert path.stat().st_size == 2 * cli.LOG_BYTES
 
 
 def test_without_journals_no_sidecar_starts(

@@ -15,6 +15,7 @@ import psutil
 import uvicorn
 
 from r2serve.journal_folder import folder_option, journal_folder
+from r2serve.observe.files import SIDECAR_LOG
 from r2serve.observe.health import STUCK_S
 from r2serve.observe.sidecar.app import make_app
 from r2serve.observe.sidecar.auth import (
@@ -163,7 +164,8 @@ def command(
     click.echo(f"journals: {folder}\nlistening: {place}", err=True)
     if engine is not None:
         threading.Thread(target=_end_after, args=(engine, watch, server), daemon=True).start()
-        threading.Thread(target=_keep_log_short, daemon=True).start()
+        log = folder / SIDECAR_LOG
+        threading.Thread(target=_keep_log_short, args=(log,), daemon=True).start()
     try:
         server.run([listening])
     finally:
@@ -173,17 +175,24 @@ def command(
         raise click.exceptions.Exit(3)  # uvicorn has logged the reason
 
 
-def _keep_log_short() -> None:
+def _keep_log_short(log: Path) -> None:
     """Empties the log of a sidecar that an engine started, whenever the log is long."""
     while True:
-        cut_log(sys.stderr.fileno())
+        cut_log(sys.stderr.fileno(), log)
         time.sleep(LOG_S)
 
 
-def cut_log(file: int) -> None:
-    """Empties a regular file opened for appending if it has more than LOG_BYTES."""
+def cut_log(file: int, log: Path) -> None:
+    """Empties the sidecar's log, opened for appending, if it has more than LOG_BYTES.
+
+    A sidecar without a log of its own writes to the engine's messages, which stay whole.
+    """
     status = os.fstat(file)
-    if stat.S_ISREG(status.st_mode) and status.st_size > LOG_BYTES:
+    try:
+        own = os.path.samestat(status, log.lstat())
+    except OSError:
+        return  # no log at this path
+    if own and stat.S_ISREG(status.st_mode) and status.st_size > LOG_BYTES:
         os.ftruncate(file, 0)
         os.write(file, b"earlier lines are dropped: the log was longer than 256 KiB\n")
 

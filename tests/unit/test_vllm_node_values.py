@@ -176,8 +176,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Node]:
     return found
 
 
-def compare_once(**changed: Any) -> None:
-    node_values.compare_once(SimpleNamespace(**PARALLEL | changed))
+def compare_once(transfer: Any = None, **changed: Any) -> None:
+    parallel = SimpleNamespace(**PARALLEL | changed)
+    node_values.compare_once(SimpleNamespace(parallel_config=parallel, kv_transfer_config=transfer))
     for thread in threading.enumerate():
         if thread.name == "r2serve-nodes":
             thread.join()
@@ -207,6 +208,15 @@ def test_a_node_0_with_a_relay_hears_all_values_there(
     compare_once(node_rank=number)
     assert [own.number for own in started] == [number] * starts
     assert all(own.has_relay == (control == "rails") for own in started)
+
+
+def test_a_node_0_whose_connections_stay_direct_compares_over_the_store(
+    started: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(flag.VARIABLE, "r2ccl")
+    transfer = SimpleNamespace(kv_connector="MooncakeConnector", kv_connector_extra_config={})
+    compare_once(transfer, node_rank=0)
+    assert [(own.number, own.has_relay) for own in started] == [(0, False)]
 
 
 @pytest.mark.parametrize(

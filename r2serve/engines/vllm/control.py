@@ -81,9 +81,7 @@ def carry(vllm_config: Any) -> None:
     """
     parallel = vllm_config.parallel_config
     config = Config.from_env()
-    site = site_of(parallel, config)
-    if isinstance(site, Site) and _registers_at_master(vllm_config):
-        site = "workers of the Mooncake connector register at the real master address"
+    site = relay_site_of(vllm_config, config)
     if site is None:
         return
     flag.log_with(logging.getLogger("vllm"), config.log_level)
@@ -98,6 +96,14 @@ def carry(vllm_config: Any) -> None:
     if all(getattr(vllm_config, name, None) is None for name in TELLS_ADDRESS):
         _set(HOST_IP, carried.address)
     apply(carried)
+
+
+def relay_site_of(vllm_config: Any, config: Config) -> Site | str | None:
+    """Returns the place of this node's relay; else a text or None, as :func:`site_of`."""
+    site = site_of(vllm_config.parallel_config, config)
+    if isinstance(site, Site) and _registers_at_master(vllm_config):
+        return "workers of the Mooncake connector register at the real master address"
+    return site
 
 
 def site_of(parallel: Any, config: Config) -> Site | str | None:

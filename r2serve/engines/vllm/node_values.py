@@ -62,7 +62,7 @@ class Node:
         return node_place(self.number, self.host)
 
 
-def compare_once(parallel: Any) -> None:
+def compare_once(vllm_config: Any) -> None:
     """Starts the comparison in the first process of a command line; elsewhere does nothing.
 
     Call before a relay starts, because a relay waits for node 0.
@@ -70,19 +70,19 @@ def compare_once(parallel: Any) -> None:
     global _started
     if _started or not flag.of_command_line or multiprocessing.parent_process() is not None:
         return
-    node = _here(parallel)
+    node = _here(vllm_config)
     if node is None or (node.number == 0 and node.has_relay):
         return
     _started = True
     threading.Thread(target=_run, args=(node, _end), name="r2serve-nodes", daemon=True).start()
 
 
-def _here(parallel: Any) -> Node | None:
+def _here(vllm_config: Any) -> Node | None:
     """Returns this node of an engine with ``--nnodes``; None: no other node, or another start."""
     environ = {flag.VARIABLE: "default"} | dict(os.environ)
     config = Config.from_env() if flag.active() else Config()
-    site = control.site_of(parallel, config)
-    place = control.site_of(parallel, Config(control="rails"))
+    site = control.relay_site_of(vllm_config, config)
+    place = control.site_of(vllm_config.parallel_config, Config(control="rails"))
     if not isinstance(place, control.Site):
         return None  # on one host, under Ray, or by an external launcher
     return Node(

@@ -67,7 +67,7 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
                 _check_and_extend(cls, base, vllm_config, mode)
             else:
                 sidecar.say_if_useless()
-                _compare_nodes(vllm_config.parallel_config)
+                _compare_nodes(vllm_config)
 
         @classmethod
         def get_device_communicator_cls(cls) -> str:
@@ -138,7 +138,7 @@ def _check_and_extend(platform: Any, base: Any, vllm_config: Any, mode: Any) -> 
                 fusion_range.split(vllm_config, Config.from_env())
         from r2serve.engines.vllm import control
 
-        _compare_nodes(vllm_config.parallel_config)
+        _compare_nodes(vllm_config)
         control.carry(vllm_config)
     _note_in(vllm_config)
     _follow_steps(vllm_config.parallel_config)
@@ -147,12 +147,12 @@ def _check_and_extend(platform: Any, base: Any, vllm_config: Any, mode: Any) -> 
     sidecar.start_once()
 
 
-def _compare_nodes(parallel: Any) -> None:
+def _compare_nodes(vllm_config: Any) -> None:
     """Compares the choices of all nodes, with or without the flag; a single node does nothing."""
-    if getattr(parallel, "nnodes", 1) > 1:
+    if getattr(vllm_config.parallel_config, "nnodes", 1) > 1:
         from r2serve.engines.vllm import node_values
 
-        node_values.compare_once(parallel)
+        node_values.compare_once(vllm_config)
 
 
 def _refuse_on_gpus(platform: Any, base: Any, vllm_config: Any) -> None:

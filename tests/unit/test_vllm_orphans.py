@@ -11,9 +11,9 @@ from timely import patience
 from r2serve.engines.vllm import exit_status
 
 # As vLLM: the first process has an engine process, which has a worker. After the death of the
-# engine process the worker ends, and the first process ends in good order some time later.
+# engine process the worker ends, and the first process ends in good order after the worker.
 SERVE = """
-import logging, multiprocessing, os, signal, sys, time
+import logging, multiprocessing, os, signal, sys, threading
 from r2serve.engines import flag
 from r2serve.engines.vllm import exit_status, orphans
 
@@ -22,8 +22,9 @@ def work(ready):
     orphans.watch_once()
     orphans.watch_once()
     ready.set()
-    multiprocessing.parent_process().join()
-    time.sleep(0.5)  # vLLM's worker ends its device first
+    for thread in threading.enumerate():
+        if thread.name == "r2serve-parent":  # vLLM's worker ends its device meanwhile
+            thread.join()
     os._exit(0)
 
 def run(how, ready):
@@ -37,13 +38,15 @@ def run(how, ready):
     sys.exit(1 if how == "fails" else 0)
 
 context = multiprocessing.get_context("fork")
+reading, writing = os.pipe()  # the engine process and the worker hold its end
 logging.basicConfig(level=logging.INFO)
 flag.of_command_line = True
 exit_status.listen_once()
 engine = context.Process(target=run, args=(sys.argv[1], context.Event()), name="EngineCore")
 engine.start()
+os.close(writing)
+os.read(reading, 1)
 engine.join()
-time.sleep(1.0)  # vLLM's HTTP server looks at its engine every 5 s
 """
 
 

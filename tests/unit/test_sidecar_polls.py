@@ -13,6 +13,8 @@ from fastapi.testclient import TestClient
 from pairs import Pair
 from timely import timely
 
+from r2serve.observe import health
+from r2serve.observe.requests import Requests
 from r2serve.observe.sidecar import app as sidecar
 from r2serve.observe.sidecar import polls
 from r2serve.observe.watch import Watch
@@ -79,6 +81,29 @@ def test_a_sidecar_that_cannot_read_is_not_ready(
         monkeypatch.setattr(watch, "look", look)
         timely(lambda: found()["status"] == "no-engine", "the journals are read again")
     assert [one.levelname for one in caplog.records if one.name == "r2serve.sidecar"] == ["ERROR"]
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["the journals", "the request logs"])
+def test_a_sidecar_starts_although_its_first_look_fails(
+    pair: Pair, beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes would start the whole group again with a sidecar that ends."""
+
+    def fail(_: object) -> list[Any]:
+        raise RuntimeError("no memory")
+
+    healthy = Watch(pair.folder)
+    timely(
+        lambda: healthy.look() is not None and health.examine(healthy).ready, "the node is ready"
+    )
+    monkeypatch.setattr(Requests if beside else Watch, "look", fail)
+    with TestClient(sidecar.make_app(Watch(pair.folder)), base_url="http://localhost") as asking:
+        found = asking.get("/readyz")
+        assert found.status_code == (200 if beside else 503)
+        if not beside:
+            assert found.json()["reasons"] == ["journals: RuntimeError: no memory"]
+        monkeypatch.undo()
+        timely(lambda: asking.get("/readyz").status_code == 200, "the journals are read")
 
 
 def test_a_failure_beside_the_journals_leaves_the_node_ready(

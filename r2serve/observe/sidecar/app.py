@@ -72,13 +72,13 @@ def make_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        state.look()
         following = [
             asyncio.create_task(keep_polling("journals", state.poll, state.failed)),
             asyncio.create_task(
                 keep_polling("sidecars of other nodes", state.peers.poll, state.peers.failed)
             ),
         ]
+        await asyncio.sleep(0)  # each task has its first look, whose failure ends no start
         yield
         for task in following:
             task.cancel()

@@ -190,6 +190,26 @@ def test_a_worker_that_closes_waits_for_no_peer(
     assert "inject" not in engine.calls
 
 
+def test_a_refusal_is_told_although_the_drill_of_other_workers_is_over() -> None:
+    """The refusing worker waits for its peers, for longer than a short drill lasts."""
+    asked: list[tuple[int, str]] = []
+
+    class Worker(client.WorkerEnd):
+        def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+            number = int(self.socket.name)
+            asked.append((number, request["do"]))
+            if request["do"] == "end":
+                raise DrillError("id: no drill is running")
+            if number == 2:
+                raise DrillError("rail: a peer did not confirm the drill")
+            return {"drill": {}}
+
+    workers = [Worker(Path(str(number)), ()) for number in range(3)]
+    with pytest.raises(DrillError, match="did not confirm"):
+        client.start(workers, kind="carrier_loss", rail=RAIL, seconds=0.1)
+    assert asked == [(0, "start"), (1, "start"), (2, "start"), (0, "end"), (1, "end")]
+
+
 def test_without_a_thread_to_end_a_drill_its_fault_is_undone_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,10 +80,11 @@ void Localiser::survey(Peer& peer, Reachability& reachability, TimeNs now) {
     const auto from = static_cast<RailId>(reachability.next / rails);
     const auto to = static_cast<RailId>(reachability.next % rails);
     // Without a device name a connection may use any NIC and proves nothing.
-    const bool apart = from != to && asks_over(peer.rails[from].kind) &&
-                       asks_over(peer.rails[to].kind) && !peer.rails[from].route.device.empty() &&
-                       !peer.rails[to].route.device.empty();
-    if (apart) reachability.probes.push_back(ask(peer, from, to, now));
+    const auto surveyed = [](const RailEnd& end) {
+      return asks_over(end.kind) && !end.dormant && !end.route.device.empty();
+    };
+    if (from != to && surveyed(peer.rails[from]) && surveyed(peer.rails[to]))
+      reachability.probes.push_back(ask(peer, from, to, now));
   }
 }
 
@@ -150,7 +151,9 @@ Findings Localiser::conclude(const Peer& peer, RailId rail, const Investigation&
 PortEvidence Localiser::ask_other_peers(const Peer& peer, RailId rail, TimeNs since) const {
   PortEvidence port = PortEvidence::unknown;
   for (const auto& [process, other] : peers_) {
-    if (other.get() == &peer || other->closing || other->link.peer_closed()) continue;
+    // The silence of a process that has ended is no evidence of a port.
+    const bool ended = other->closing || other->link.peer_closed() || other->link.peer_gone();
+    if (other.get() == &peer || ended) continue;
     for (RailId id = 0; id < other->rails.size(); ++id) {
       if (!asks_over(other->rails[id].kind) || !same_port(other->rails[id], peer.rails[rail]))
         continue;

@@ -15,9 +15,6 @@
 namespace r2ccl {
 namespace {
 
-// Longest wait for a silent process, in link timeouts.  A stopped process (SIGSTOP) keeps its
-// rails, so that no other timeout ends the wait.
-constexpr int unheard_timeouts = 10;
 // Longest wait of a failed call for fences of rails with access to the caller's memory.
 constexpr TimeNs abandon_limit_ns = 500 * ns_per_ms;
 // Longest position in an ABORT, in bytes.

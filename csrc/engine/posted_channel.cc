@@ -11,9 +11,7 @@ namespace {
 
 // Every call reads the rails where frames of the connection are likely; each 16th reads all rails
 // and checks deadlines.
-constexpr unsigned rounds_per_check = 16;
-// A link whose rails work is lost after this many link timeouts without a frame of the peer.
-constexpr TimeNs unheard_timeouts = 10;
+constexpr unsigned calls_per_check = 16;
 constexpr double destructor_limit_s = 2.0;
 
 }  // namespace
@@ -65,12 +63,12 @@ void PostedChannel::fail_here(ErrorCode code, const std::string& text, bool tell
 }
 
 void PostedChannel::advance(RailId likely, TimeNs now) {
-  const bool everywhere = ++rounds_ % rounds_per_check == 0 || peer_->link.rail_count() <= 2;
+  const bool everywhere = ++rounds_ % calls_per_check == 0 || peer_->link.rail_count() <= 2;
   if (!everywhere && likely != any_rail && likely != peer_->link.inbound_rail() &&
       peer_->ends[likely].rail)
     (void)peer_->ends[likely].rail->pump_in(now);
   (void)engine_->progress(*peer_, now, everywhere);
-  if (rounds_ % rounds_per_check == 0) engine_->tick_if_due(now);
+  if (rounds_ % calls_per_check == 0) engine_->tick_if_due(now);
 }
 
 Status PostedChannel::check(TimeNs now) {

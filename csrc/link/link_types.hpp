@@ -34,6 +34,10 @@ class StreamMemory {
 // Most doublings of the limit for a handshake or probation; see Link::patience().
 inline constexpr std::uint32_t most_patience_doublings = 4;
 
+// Longest wait for a silent process, in link timeouts; see Link::unheard().  A stopped process
+// (SIGSTOP) keeps its rails, so that no other timeout ends the wait.
+inline constexpr TimeNs unheard_timeouts = 10;
+
 // Slots of the communicator of streams, equal at both ends.
 struct StreamsShape {
   std::uint32_t slot_bytes = streams_slot_bytes;

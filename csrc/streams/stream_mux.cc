@@ -151,7 +151,6 @@ bool StreamMux::pump(Link& link, TimeNs now) {
 }
 
 std::string_view StreamMux::why_lost(const Link& link, TimeNs now, TimeNs timeout) const {
-  constexpr TimeNs unheard_timeouts = 10;  // as for collectives
   if (link.has_no_rail() && now - link.no_rail_since() >= timeout) return "no rail";
   if (link.unheard() >= unheard_timeouts * timeout) return "no frame";
   if (without_slot_since_ != 0 && now - without_slot_since_ >= timeout)

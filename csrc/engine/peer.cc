@@ -104,8 +104,11 @@ bool Peer::has_all_frames() const {
 
 void Peer::on_rail_moved(RailId rail, RailState from, RailState to, RailCause cause) {
   RailEnd& end = rails[rail];
-  if (to == RailState::probation) show(rail);
-  if (to == RailState::probation && end.tell_at != 0) tell_where(rail);
+  if (to == RailState::probation) {
+    show(rail);
+    end.misses = 0;
+    if (end.tell_at != 0) tell_where(rail);
+  }
   note_narrow(rail, from, to, cause);
   end.since = now_ns();
   if (to == RailState::up && first_up == 0) first_up = end.since;

@@ -302,6 +302,14 @@ TEST(NeverUp, ADormantRailIsShownOnceItConnects) {
   EXPECT_NE(alone.peer.describe_rails().find("rail1@node1 UP"), std::string::npos);
 }
 
+// A connection proves that the port leads to the peer: a lost probe is no reason to try another.
+TEST(NeverUp, AConnectionEndsTheCountOfMisses) {
+  Alone alone({rail_of(0)});
+  alone.peer.rails[0].misses = 1;
+  alone.lose(0, RailCause::probation);
+  EXPECT_EQ(alone.peer.rails[0].misses, 0U);
+}
+
 // The peer shows its end of a rail before ours, and a person may fault that end.
 TEST(NeverUp, ADrillOfThePeerDoesNotShowADormantRail) {
   RailDescription later = rail_of(1);

@@ -27,7 +27,10 @@ bool Absence::certain(bool suspected, TimeNs now) {
   if (now < next_round_) return false;
   next_round_ = now + limits_.round;
   end_round();
-  if (refused_rounds_ >= limits_.rounds) return true;
+  if (refused_rounds_ >= limits_.rounds) {
+    refused_rounds_ = 0;
+    return true;
+  }
   begin_round();
   return false;
 }

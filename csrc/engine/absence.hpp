@@ -31,7 +31,8 @@ class Absence {
       : listeners_(listeners), connect_(std::move(connect)), limits_(limits) {}
 
   // Returns true once several rounds of connects were refused, and none was accepted since.
-  // `suspected`: the peer has closed all connections; without suspicion, nothing is asked.
+  // `suspected`: the peer has closed all connections; without suspicion, nothing is asked.  A proof
+  // ends the count: a peer that returns is asked anew.
   [[nodiscard]] bool certain(bool suspected, TimeNs now);
 
  private:

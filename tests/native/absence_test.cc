@@ -54,6 +54,15 @@ TEST(Absence, RefusedConnectsTellOfAProcessThatIsGone) {
   EXPECT_TRUE(becomes_certain(of_dead));
 }
 
+// The peer may return, and lose its rails before the next look: old refusals prove no second death.
+TEST(Absence, AProofEndsTheCountOfRefusals) {
+  const Port port(false);
+  Absence absence = asking({&port});
+  ASSERT_TRUE(becomes_certain(absence));
+  EXPECT_EQ(::listen(port.socket.get(), 32), 0);
+  EXPECT_FALSE(becomes_certain(absence));
+}
+
 // Rails without a route, or with a NIC that is lost, say nothing.
 TEST(Absence, OnlyRefusalsCount) {
   int error = ENETUNREACH;

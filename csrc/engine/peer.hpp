@@ -126,7 +126,7 @@ class Peer final : public LinkObserver, public LinkOfRails {
   void on_replay(RailId rail, std::uint32_t chunks, bool hedge) override;
   void on_located(RailId rail, Verdict verdict) override;
   void on_injected(RailId rail) override;
-  void on_drill(RailId rail, std::uint8_t kind, bool ends) override;
+  void on_drill(RailId rail, std::uint8_t kind, bool over) override;
   void on_slow(RailId rail, bool slow, double bytes_per_s) override;
 
   // Records a fault injected into our end of the rail, or its end.  The peer is told of a drill.

@@ -324,7 +324,7 @@ TEST(NeverUp, ADrillOfThePeerDoesNotShowADormantRail) {
     };
     (void)alone.log.take();
     const std::uint64_t before = records();
-    alone.peer.on_drill(rail, static_cast<std::uint8_t>(Fault::black_hole), /*ends=*/false);
+    alone.peer.on_drill(rail, static_cast<std::uint8_t>(Fault::black_hole), /*over=*/false);
     alone.peer.on_injected(rail);
     return std::pair(records() - before, alone.log.take().value_or(std::deque<LogLine>()).size());
   };

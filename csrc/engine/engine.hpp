@@ -96,7 +96,7 @@ class Engine {
   // end_drill(), or for `seconds`.
   Status announce_drill(RailId rail, Fault fault, double seconds, std::uint32_t peer = 0);
   Status end_drill(RailId rail, std::uint32_t peer = 0);
-  // Sets `known` once all these peers have confirmed the drill.
+  // Sets `known` once all these peers have confirmed the drill, or have ended.
   Status check_drill(RailId rail, std::uint32_t peer, bool& known);
 
   struct RailInfo {

@@ -124,6 +124,19 @@ TEST(LinkDrills, ALostConfirmationIsRepeated) {
   EXPECT_EQ(there.told, (std::vector<std::pair<RailId, bool>>{{0, false}})) << "told once";
 }
 
+// A drill on a port has rails to several peers, and the others may go on.
+TEST(LinkDrills, APeerThatHasEndedNeedNotConfirm) {
+  LinkPair pair(2);
+  pair.a.begin_drill(1, kind, 10 * second, pair.now);
+  pair.a.set_peer_gone();
+  EXPECT_TRUE(pair.a.drill_known(1));
+  LinkPair other(2);
+  other.b.send_close();
+  other.exchange(0);
+  other.a.begin_drill(1, kind, 10 * second, other.now);
+  EXPECT_TRUE(other.a.drill_known(1));
+}
+
 // The rails carry the announcements at different speeds.
 TEST(LinkDrills, AnOldAnnouncementAfterTheEndChangesNothing) {
   LinkPair pair(2);

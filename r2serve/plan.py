@@ -34,7 +34,7 @@ class Cluster:
     latency_us: float = 5.0
     slot_bytes: int = 1 << 20
     algorithm: str = "auto"
-    """As the option ``R2CCL_ALGORITHM``."""
+    """Value of the option ``R2CCL_ALGORITHM``."""
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,7 @@ def pair_ports(
         fitting = [
             pair
             for pair in possible
-            # Of a port that was found without an address, no more than a partner is guessed.
+            # A port that was found without an address gets no pair beyond its guessed partner.
             if pair[mine] == index and not (port.found and possible[pair].way is Way.LATER)
         ]
         other = "high" if side == "low" else "low"

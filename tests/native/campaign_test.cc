@@ -96,7 +96,7 @@ TEST(Campaign, ManySeedsBreakNoInvariantLong) { check_seeds(1000); }
 // separate test.
 TEST(Campaign, SeedsOfPastBugsBreakNoInvariant) {
   FaultOptions options;
-  // As when the bugs were found.
+  // The jobs of the time when the bugs were found.
   options.on_gpu = options.exchanges = options.reserves = options.units = options.compared = 0;
   for (const std::uint64_t seed : {1462U, 1920U, 2021U, 2022U, 5995U, 13082U, 16284U, 21568U,
                                    24483U, 32363U, 35197U, 69164U}) {

@@ -162,7 +162,7 @@ TEST_P(LostBandwidth, CostsLessWithUnevenShares) {
   EXPECT_LE(uneven, 1.01 * even);
   EXPECT_LE(uneven, 1.2 * of.form(false));
   EXPECT_NEAR(uneven, of.flow(), 0.1 * of.flow());
-  // At least half of the gain that the form promises from a quarter on.
+  // The gain is at least half of what the form promises from a quarter on.
   if (4 * of.lost_rails >= of.rails) {
     EXPECT_LE(uneven, even - (of.form(true) - of.form(false)) / 2);
   }

@@ -306,7 +306,7 @@ def test_calls_that_hang_under_a_fault_are_released(monkeypatch: pytest.MonkeyPa
     found = sampled(lab, BLACK_HOLE, hangs=True)
     assert lab.log[-3:] == ["black_hole 1 0", "heal 1 0", "rails"]
     struck_s, healed_s = lab.times_s[-3:-1]
-    # At most two calls share the time of the fault, and the longer of them is measured.
+    # Two calls share the time of the fault at most, and the longer of them is measured.
     assert found.stall_ms >= (healed_s - struck_s) * 500
 
 

@@ -237,7 +237,7 @@ def test_without_a_thread_to_end_a_drill_its_fault_is_undone_at_once(
 def test_a_second_interrupt_does_not_keep_a_drill_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At 10694b5, Ctrl-C twice left an engine's drill running to its end."""
+    """A second Ctrl-C, while the first ends the drill, must not leave the drill running."""
     ended_drills: list[str] = []
 
     def end(folder: Path, identity: str) -> int:

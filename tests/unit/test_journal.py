@@ -234,7 +234,7 @@ def test_a_folder_without_a_journal_is_an_error(
 def test_journals_of_the_folder_of_all_commands_are_read(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At 10694b5 these commands alone ignored the default folder."""
+    """A command without an argument reads the default folder, as all other commands do."""
     monkeypatch.setenv("R2CCL_JOURNAL_DIR", str(pair.folder))
     assert "rail0@node0" in ask("show")
     monkeypatch.setenv("R2CCL_JOURNAL_DIR", "/nonexistent")

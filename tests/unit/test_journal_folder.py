@@ -82,7 +82,7 @@ def test_root_believes_the_owner_of_a_folder_that_it_names(
 def test_a_forged_journal_in_a_shared_folder_changes_nothing(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At 10694b5 a forged journal made ``/readyz`` answer 200 with rails that do not exist."""
+    """A forged journal would make ``/readyz`` answer 200 with rails that do not exist."""
     shared = tmp_path / "shared"
     shared.mkdir()
     (real,) = pair.folder.glob("*.journal")

@@ -53,7 +53,7 @@ def test_long_ids_with_one_beginning_have_different_names() -> None:
 
 
 def test_a_forged_id_stays_one_word_of_one_log_line() -> None:
-    """At 10694b5 the part after the line end stood at the beginning of a line of both logs."""
+    """The part after a line end begins no line of either log."""
     steps = Attribution(list)
     steps.began(Step(1, ["id"], [], [], [NewRequest("id", FORGED, 1)]))
     report = StallReport(NoSource(), since_ns=0)

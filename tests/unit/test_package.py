@@ -49,7 +49,7 @@ WITHOUT_TENSORS = sorted(set(SUBCOMMANDS) - {"bench", "demo"})
 
 
 def test_a_node_that_only_watches_needs_neither_torch_nor_numpy(tmp_path: Path) -> None:
-    """At 10694b5 a sidecar of 60 MB needed 3 GB of torch, which it never imported."""
+    """A sidecar has 60 MB, and torch, which it never imports, 3 GB."""
     program = (
         "import sys\n"
         "sys.modules.update(torch=None, numpy=None)\n"  # an import of either fails

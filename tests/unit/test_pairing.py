@@ -573,7 +573,7 @@ def test_settings_that_mix_up_ports_of_one_network_are_named() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_any_pair_of_machines_has_the_best_partners(seed: int) -> None:
-    """As many ports as possible have a partner of their own in a common network."""
+    """The largest possible number of ports have a partner of their own in a common network."""
     chance = random.Random(seed)
     near, far = (
         [

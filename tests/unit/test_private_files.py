@@ -33,7 +33,7 @@ def test_a_fault_file_of_this_user_is_taken(fault_file: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o666, 0o660, 0o602])
 def test_a_fault_file_that_others_can_write_is_refused(fault_file: Path, mode: int) -> None:
-    """At 10694b5, any user's line in such a file took a rail down for good."""
+    """A line of any user in such a file would take a rail down for good."""
     fault_file.touch()
     fault_file.chmod(mode)
     with pytest.raises(ConfigError, match=r"fault_file .*the file is writable by other users"):

@@ -148,7 +148,7 @@ def test_clients_that_do_not_read_use_no_memory_and_are_disconnected(
 def test_a_client_cannot_keep_others_from_a_stream(
     pair: Pair, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At 10694b5, 64 streams of one client answered 503 to every other client."""
+    """A new stream ends the oldest: the streams of one client cause no 503 for another."""
     monkeypatch.setattr(streams, "MAX_STREAMS", 2)
     with stream(server) as oldest, stream(server):
         until(lambda: len(server.state.streams) == 2)

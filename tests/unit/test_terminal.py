@@ -82,7 +82,7 @@ def lines_of(table: Table, width: int = NARROW) -> list[str]:
 
 
 def test_a_large_node_has_a_line_per_port_at_80_columns() -> None:
-    """At 10694b5 the table had 512 lines, and rail and state were cut to `rai…` and `CON…`."""
+    """A line a port, not a line a rail (512 here), and no cut names such as `rai…`."""
     lines = lines_of(ports_table(workers(), wide=False))
     assert len(lines) == 1 + 8
     assert max(map(len, lines)) <= NARROW
@@ -233,7 +233,7 @@ def test_a_pipe_gets_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_events_of_a_folder_without_journals_are_an_error(tmp_path: Path) -> None:
-    """At 10694b5 this command said nothing, with status 0."""
+    """Without a journal, silence with status 0 would look like a node without events."""
     done = ask("events", "--journal-dir", str(tmp_path / "nowhere"))
     assert done.exit_code == 1
     assert "no running worker has a journal" in done.stderr
@@ -286,7 +286,7 @@ def test_a_finite_range_takes_numbers() -> None:
 
 
 def test_problems_of_the_demo_are_no_markup() -> None:
-    """At 10694b5 the extra in `pip install '.[vllm]'` was taken for markup, and vanished."""
+    """Rich takes an extra, as in `pip install '.[vllm]'`, for markup unless the text is escaped."""
     shown = Console(width=200, color_system=None)
     report = demo_report.Report("a lab", errors=["install '.[vllm]'"])
     with shown.capture() as captured:
@@ -297,7 +297,7 @@ def test_problems_of_the_demo_are_no_markup() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ctrl_c_ends_a_sidecar_that_has_named_its_address(tmp_path: Path) -> None:
-    """At 10694b5 the address was never named, and every end printed `Aborted!`."""
+    """The address is named at the start, and Ctrl-C prints no `Aborted!`."""
     command = [sys.executable, "-c", "from r2serve.cli import main; main()", "sidecar"]
     command += ["--port", "0", "--journal-dir", str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

@@ -16,7 +16,7 @@ from timely import patience, timely
 
 from r2serve.engines.vllm import exit_status, stopping
 
-# As vLLM's run_headless(): a daemon worker, an exit function that ends the worker, and a handler
+# Like vLLM's run_headless(): a daemon worker, an exit function that ends the worker, and a handler
 # that leaves with SystemExit. The exit function registers itself after ours.
 FOLLOWER = """
 import logging, multiprocessing, multiprocessing.connection, os, signal, sys, time, weakref

@@ -99,7 +99,7 @@ class VerbsRail final : public Rail {
   const FileDescriptor liveness_socket_;
   const Note note_;
 
-  // By frame number modulo verbs_ring_frames.
+  // Index: frame number modulo verbs_ring_frames.
   std::array<InFlightFrame, verbs_ring_frames> frames_in_flight_;
   std::uint64_t sent_ = 0;       // frames sent
   std::uint64_t completed_ = 0;  // frames accepted by the peer's device

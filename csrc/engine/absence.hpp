@@ -32,7 +32,7 @@ class Absence {
 
   // Returns true once several rounds of connects were refused, and none was accepted since.
   // `suspected`: the peer has closed all connections; without suspicion, nothing is asked.  A proof
-  // ends the count: a peer that returns is asked anew.
+  // ends the count: the next suspicion asks again.
   [[nodiscard]] bool certain(bool suspected, TimeNs now);
 
  private:

@@ -184,7 +184,7 @@ void Relay::drain() {
     std::uint64_t delivered = 0;
     for (const auto& peer : peers_) {
       delivered += peer->delivered;
-      if (peer->ended || peer->closed || !peer->lost.empty()) continue;
+      if (peer->ended || peer->closed || peer->gone || !peer->lost.empty()) continue;
       waits = waits || peer->awaits_ack || peer->mux.has_records() || peer->mux.has_bytes();
     }
     if (!waits && events == 0) return;

@@ -18,8 +18,10 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <deque>
 #include <thread>
 #include <vector>
 
@@ -316,6 +318,24 @@ TEST_F(RelaysOfACommand, BytesSentBeforeTheEndOfAParentArrive) {
   EXPECT_TRUE(outcomes_[1].ok()) << outcomes_[1].message();
   reader.join();
   EXPECT_EQ(received, text);
+}
+
+// The process of the other relay ends while this one waits for a reader there.
+TEST_F(RelaysOfACommand, AParentThatEndsDoesNotWaitForAProcessThatIsGone) {
+  const Socket listener = listen();
+  ASSERT_EQ(sync(0), "ok\n");
+  const Socket client = Socket::to(mirror());
+  const Socket server = accept_from(listener);
+  const timeval stuck{.tv_sec = 0, .tv_usec = 500'000};
+  ::setsockopt(client.fd(), SOL_SOCKET, SO_SNDTIMEO, &stuck, sizeof(stuck));
+  const std::string text = text_of(1'000'000);
+  while (::send(client.fd(), text.data(), text.size(), MSG_NOSIGNAL) > 0) continue;
+  end_parent(1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the relay sees the end
+  job_.engines[1]->carry_streams([](std::uint32_t, Link& link, TimeNs) { link.set_peer_gone(); });
+  threads_[1].join();
+  for (const LogLine& line : job_.engines[1]->log().take().value_or(std::deque<LogLine>()))
+    EXPECT_EQ(line.text.find("not all bytes"), std::string::npos) << line.text;
 }
 
 TEST_F(RelaysOfACommand, ANodeThatIsDoneEndsItsConnectionsAlone) {

@@ -103,9 +103,7 @@ class _LastFoldsFirst(Table):
         others = self.columns[:-1]
         width = sum(width_of(column) + _GAP for column in others) + _NARROWEST_TEXT
         for column in others:
-            column.no_wrap = (
-                width <= options.max_width
-            )  # without room, rich cuts
+            column.no_wrap = width <= options.max_width  # without room, rich cuts
         yield from super().__rich_console__(console, options)
 
 

@@ -107,6 +107,7 @@ void Peer::on_rail_moved(RailId rail, RailState from, RailState to, RailCause ca
   if (to == RailState::probation) {
     show(rail);
     end.misses = 0;
+    end.met_at = now_ns();
     if (end.tell_at != 0) tell_where(rail);
   }
   note_narrow(rail, from, to, cause);

@@ -89,6 +89,7 @@ struct RailEnd {
   std::uint8_t lost_by = no_drill;  // kind of the drill that explains the last loss
   Verdict located = Verdict::none;  // location of the fault that ended `located_epoch`
   Epoch located_epoch = 0;
+  TimeNs met_at = 0;                // time of the last authenticated connection; 0: none
   TimeNs tell_at = 0;    // the location is told then; 0: none is pending
   Epoch told_epoch = 0;  // the location of this epoch's fault is told
   std::uint32_t journal_entry = no_rail_entry;

@@ -64,17 +64,25 @@ Verdict Peer::verdict(RailId rail) const {
 
 // A living process ends a connection in order in two cases alone, which prove nothing: it rejects
 // the connection after the handshake, before the rail is UP, or it makes the drill `reset`.
+// A connection from before the close that is not UP proves nothing, either: a path that drops large
+// packets keeps a rail in PROBATION, and its loss comes when the probation ends.
 bool Peer::closed_by_peer() const {
   TimeNs last_lost = 0;
   TimeNs last_closed = 0;
+  TimeNs last_met = 0;  // of the connections that are open
   for (RailId rail = 0; rail < rails.size(); ++rail) {
     const RailEnd& end = rails[rail];
-    if (link.connected(rail)) return false;
-    last_lost = std::max(last_lost, end.lost_at);
+    if (link.connected(rail)) {
+      if (link.state(rail) != RailState::probation) return false;
+      last_met = std::max(last_met, end.met_at);
+      continue;
+    }
+    // A connection that was never UP tells of a life after the close only by its begin.
+    last_lost = std::max(last_lost, end.was_up ? end.lost_at : end.met_at);
     if (ends[rail].closed_by_peer && end.was_up && end.lost_by == no_drill)
       last_closed = std::max(last_closed, end.lost_at);
   }
-  return last_closed != 0 && last_lost - last_closed < one_end_ns;
+  return last_closed != 0 && last_met < last_closed && last_lost - last_closed < one_end_ns;
 }
 
 // Verdicts told before stay: each loss has a single verdict.

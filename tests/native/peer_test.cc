@@ -520,6 +520,28 @@ TEST(ClosedByPeer, AnOrderlyCloseOfARailInUseIsEvidenceOnceAllRailsAreLost) {
   }
 }
 
+// A path that drops large packets keeps rail 1 in PROBATION beyond the death of the peer.
+TEST(ClosedByPeer, ARailInProbationIsEvidenceOfLifeOnlyIfItBeganAfterTheClose) {
+  for (const bool after : {false, true}) {
+    Alone alone({rail_of(0), rail_of(1)});
+    alone.bring_up(0);
+    Link& link = alone.peer.link;
+    const auto begin = [&] { ASSERT_TRUE(link.rail_established(1, 1, now_ns())); };
+    if (!after) begin();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    link.rail_failed(0, 1, RailCause::socket_error, now_ns());
+    alone.peer.ends[0].closed_by_peer = true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (after) begin();
+    EXPECT_EQ(alone.peer.closed_by_peer(), !after);
+    // The end of the probation is no later sign of life than its begin.
+    alone.peer.rails[0].lost_at -= 5000 * ns_per_ms;
+    alone.peer.rails[1].met_at -= 5000 * ns_per_ms;
+    link.rail_failed(1, 1, RailCause::probation, now_ns());
+    EXPECT_TRUE(alone.peer.closed_by_peer());
+  }
+}
+
 // Observers tell a stopped peer from a peer that computes by this number alone.
 TEST(Silence, TheJournalCountsTheTimeWithoutAFrame) {
   Alone alone({rail_of(0), rail_of(1)});

@@ -64,6 +64,8 @@ RailDescription rail_from(const nb::dict& fields) {
   if (fields.contains("distance")) rail.distance = nb::cast<std::uint8_t>(fields["distance"]);
   if (fields.contains("told")) rail.told = nb::cast<bool>(fields["told"]);
   if (fields.contains("late")) rail.late = nb::cast<bool>(fields["late"]);
+  if (fields.contains("remote_device"))
+    rail.remote_device = nb::cast<std::string>(fields["remote_device"]);
   if (fields.contains("dormant")) rail.dormant = nb::cast<bool>(fields["dormant"]);
   return rail;
 }

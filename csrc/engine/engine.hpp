@@ -237,7 +237,7 @@ class Engine {
   [[nodiscard]] IpAddress local_address(const RailEnd& end) const;
   [[nodiscard]] bool address_is_gone(const RailEnd& end, const IpAddress& local) const;
   [[nodiscard]] bool came_too_late(const RailEnd& end, int socket) const;
-  void note_addresses(const Peer& peer, RailEnd& end, int socket) const;
+  void note_addresses(Peer& peer, RailId rail, int socket) const;
 
   // Applies `act` to the peer of this process number, or to all peers with this rail index if
   // process = 0.

@@ -138,14 +138,15 @@ bool Engine::came_too_late(const RailEnd& end, int socket) const {
 }
 
 // Stores the local and remote address of the connection that will carry the rail.
-void Engine::note_addresses(const Peer& peer, RailEnd& end, int socket) const {
+void Engine::note_addresses(Peer& peer, RailId rail, int socket) const {
+  RailEnd& end = peer.rails[rail];
   if (end.given.family == AF_UNSPEC) return;
   if (end.narrow == 0) end.mtu = path_mtu(socket, end.given.family);
   if (const auto local = name_of_socket(socket, ::getsockname))
     end.route.local = SocketAddress::ip(*local, 0);
   const auto remote = name_of_socket(socket, ::getpeername);
   if (remote && peer.process > process_)  // the connecting end keeps an announced address
-    end.route.remote = SocketAddress::ip(*remote, end.route.remote.port());
+    end.route.remote = SocketAddress::ip(*remote, peer.remote_port(rail));
 }
 
 // ---- ports that become ready after the start ----

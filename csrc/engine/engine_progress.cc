@@ -247,7 +247,7 @@ void Engine::on_established(EstablishedRail rail) {
   if (!opened) {
     peer->connect_failed(rail.rail, rail.epoch, {}, now);
   } else if (peer->begin_epoch(rail.rail, rail.epoch, now)) {
-    note_addresses(*peer, end, socket);
+    note_addresses(*peer, rail.rail, socket);
     peer->link.set_injected(rail.rail, takes_down(end.fault));
     peer->carry(rail.rail,
                 std::make_unique<FramedRail>(peer->link, rail.rail, std::move(pipe), rail.leftover),

@@ -24,7 +24,7 @@ void Engine::on_verbs_connected(EstablishedRail rail, std::unique_ptr<VerbsSessi
   }
   if (!peer->begin_epoch(rail.rail, rail.epoch, now))
     return verbs_connections_->close(std::move(session), now);
-  note_addresses(*peer, end, socket);
+  note_addresses(*peer, rail.rail, socket);
   peer->link.set_injected(rail.rail, takes_down(end.fault));
   const auto note = [this, name = end.name + " to " + peer->label](const std::string& why) {
     log_.add(LogLevel::warning, name + ": " + why);

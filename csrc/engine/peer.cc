@@ -67,6 +67,8 @@ Peer::Peer(const PeerDescription& description, const LinkOptions& options, Journ
     rails[i].unit = description.rails[i].unit;
     rails[i].route.device = description.rails[i].device;
     rails[i].unnumbered = description.rails[i].unnumbered;
+    rails[i].remote_device = description.rails[i].remote_device;
+    rails[i].remote_port = description.rails[i].remote_port;
     rails[i].since = now_ns();
     rails[i].reserve = description.rails[i].reserve;
     rails[i].late = description.rails[i].late;
@@ -373,6 +375,15 @@ int Peer::flows(RailId rail) const {
   const bool silent = link.connected(rail) || link.cause(rail) == RailCause::dead_deadline ||
                       rails[rail].unanswered;
   return silent && rails[rail].kind != RailKind::shm ? flows_at_once : 1;
+}
+
+std::uint16_t Peer::remote_port(RailId rail) const {
+  const RailEnd& end = rails[rail];
+  const std::string& device = end.peer_names.port;
+  if (!device.empty() && device != end.remote_device)
+    for (const RailEnd& other : rails)
+      if (other.remote_device == device) return other.remote_port;
+  return end.remote_port;
 }
 
 int Peer::segment(RailId rail) const { return segment_sizes[rails[rail].narrow]; }

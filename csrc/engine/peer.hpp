@@ -61,6 +61,7 @@ struct RailDescription {
   bool late = false;  // a port of either end does not work yet
   // An end of the rail was found without an address: the rail is shown once it works.
   bool dormant = false;
+  std::string remote_device = {};  // interface at the peer; empty: unknown
 };
 
 struct PeerDescription {
@@ -78,6 +79,8 @@ struct RailEnd {
   VerbsPortName verbs;
   RailRoute route;                  // addresses of the open connection, or of the last connection
   IpAddress given;                  // local address at start; none for shm
+  std::string remote_device;        // the peer's port at the start; see RailDescription
+  std::uint16_t remote_port = 0;    // listener of the peer's port at the start
   bool unnumbered = false;          // see RailDescription
   TimeNs redirected_at = 0;         // time of the last or planned connect to an announced address
   int ifindex = 0;                  // interface whose events concern a rail without device name
@@ -86,10 +89,10 @@ struct RailEnd {
   TimeNs since = 0;                 // time of the last state change
   TimeNs lost_at = 0;               // time of the last loss; 0: none
   bool was_up = false;              // the last loss ended an epoch that had been UP
+  TimeNs met_at = 0;                // time of the last authenticated connection; 0: none
   std::uint8_t lost_by = no_drill;  // kind of the drill that explains the last loss
   Verdict located = Verdict::none;  // location of the fault that ended `located_epoch`
   Epoch located_epoch = 0;
-  TimeNs met_at = 0;                // time of the last authenticated connection; 0: none
   TimeNs tell_at = 0;    // the location is told then; 0: none is pending
   Epoch told_epoch = 0;  // the location of this epoch's fault is told
   std::uint32_t journal_entry = no_rail_entry;
@@ -169,6 +172,9 @@ class Peer final : public LinkObserver, public LinkOfRails {
   void swap_ports(RailId one, RailId other);
   // Number of connections of the rail's next attempt; see RailRoute::flows.
   [[nodiscard]] int flows(RailId rail) const;
+  // Number of the peer's listener at the far end of the rail.  The connecting end may exchange its
+  // ports, and the handshake names the port that the rail has now.
+  [[nodiscard]] std::uint16_t remote_port(RailId rail) const;
   // Segment of the rail's next connection, in bytes; 0: by the MTU of the port.
   [[nodiscard]] int segment(RailId rail) const;
 

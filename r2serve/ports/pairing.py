@@ -304,6 +304,7 @@ def _rail(kind: str, name: str, local: PortInfo | None, remote: PortInfo) -> dic
         "local_address": local.address if local else "",
         "remote_address": remote.address,
         "remote_port": remote.port,
+        "remote_device": remote.device,
         "verbs_device": local.verbs_device if local else "",
         "verbs_port": local.verbs_port if local else 0,
         "unnumbered": local is not None and local.borrowed,

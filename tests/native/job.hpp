@@ -46,7 +46,6 @@ class Job {
   explicit Job(const Options& options) : options_(options) {
     static std::atomic<std::uint32_t> next_process{100};
     const auto base = next_process.fetch_add(1000);
-    std::vector<std::vector<std::uint16_t>> ports;
     for (int rank = 0; rank < options.ranks; ++rank)
       for (int rail = 0; rail < options.verbs && !options.driver; ++rail)
         verbs->add_device(verbs_device(rank, rail));
@@ -54,7 +53,7 @@ class Job {
       auto engine = Engine::create(options.config, base + static_cast<std::uint32_t>(rank),
                                    monitor(rank), options.driver ? options.driver : verbs);
       EXPECT_TRUE(engine.ok());
-      ports.emplace_back();
+      listeners.emplace_back();
       if (options.shm) {
         auto port = engine.value()->listen(
             {.kind = RailKind::shm, .device = "", .address = unix_name(base, rank)});
@@ -64,14 +63,14 @@ class Job {
         auto port = engine.value()->listen(
             {.kind = RailKind::tcp, .device = device(rail), .address = address_of(rank, rail)});
         EXPECT_TRUE(port.ok()) << port.take_status().message();
-        ports.back().push_back(port.value());
+        listeners.back().push_back(port.value());
       }
       engines.push_back(engine.value());
     }
     if (options.listening) options.listening(*this);
     for (int rank = 0; rank < options.ranks; ++rank)
       for (int peer = 0; peer < options.ranks; ++peer)
-        if (peer != rank) add_peer(base, rank, peer, ports);
+        if (peer != rank) add_peer(base, rank, peer);
     std::vector<std::thread> connecting;
     for (int rank = 0; rank < options.ranks; ++rank) {
       connecting.emplace_back([&, rank] {
@@ -197,7 +196,8 @@ class Job {
 
   std::shared_ptr<FakeVerbs> verbs = std::make_shared<FakeVerbs>();
   std::vector<std::shared_ptr<Engine>> engines;
-  std::vector<FakeLinkMonitor*> monitors;  // per rank, only with `devices`
+  std::vector<FakeLinkMonitor*> monitors;             // per rank, only with `devices`
+  std::vector<std::vector<std::uint16_t>> listeners;  // port numbers by rank and rail
   std::vector<std::unique_ptr<Communicator>> communicators;
 
  private:
@@ -223,8 +223,7 @@ class Job {
            std::to_string(rank);
   }
 
-  void add_peer(std::uint32_t base, int rank, int peer,
-                const std::vector<std::vector<std::uint16_t>>& ports) {
+  void add_peer(std::uint32_t base, int rank, int peer) {
     PeerDescription description;
     description.process = base + static_cast<std::uint32_t>(peer);
     description.label = "rank " + std::to_string(peer);
@@ -246,11 +245,13 @@ class Job {
              .device = device(rail),
              .local_address = address_of(rank, rail),
              .remote_address = address_of(peer, rail),
-             .remote_port = ports[static_cast<std::size_t>(peer)][static_cast<std::size_t>(rail)],
+             .remote_port =
+                 listeners[static_cast<std::size_t>(peer)][static_cast<std::size_t>(rail)],
              .verbs = {.device =
                            options_.rdma ? options_.rdma(rank, rail) : verbs_device(rank, rail),
                        .port = 1},
-             .distance = options_.distance ? options_.distance(rail) : std::uint8_t{0}});
+             .distance = options_.distance ? options_.distance(rail) : std::uint8_t{0},
+             .remote_device = device(rail)});
     const Status status = engines[static_cast<std::size_t>(rank)]->add_peer(description);
     EXPECT_TRUE(status.ok()) << status.message();
   }

@@ -66,6 +66,7 @@ def test_ports_pair_by_index() -> None:
             "local_address": f"10.0.{i}.1",
             "remote_address": f"10.0.{i}.2",
             "remote_port": 40_020 + i,
+            "remote_device": f"eth{i}",
             "verbs_device": "",
             "verbs_port": 0,
             "unnumbered": False,

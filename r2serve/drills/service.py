@@ -17,6 +17,7 @@ import struct
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -35,6 +36,7 @@ _ENDED_KEPT = 64
 KNOWN_S = 4.0
 """Time for the peers to confirm a drill before its fault, s."""
 _KNOWN_EVERY_S = 0.002
+_IN_USE = ("UP", "SUSPECT")
 SYSTEM_MARGIN_S = 5.0
 """A drill by the system begins later and ends later than in the worker, by up to this time, s."""
 _TALK_S = 2.0
@@ -276,7 +278,9 @@ class DrillService:
         _LOG.warning("drill %s ended: %s of %s is undone", order.id, order.kind, order.rail)
 
     def _announce(self, drill: Drill) -> None:
-        """Tells the peers of the drill; returns once all have confirmed.
+        """Tells the peers of the drill; returns once all peers with a rail have confirmed.
+
+        A lost peer cannot confirm. The engine tells the peer once a rail is back.
 
         Raises:
             DrillError: a peer does not confirm in time.
@@ -285,7 +289,8 @@ class DrillService:
         for rail, peer in drill.rails:
             self._engine.announce_drill(rail, fault, _seconds(drill.order), peer)
         until_s = time.monotonic() + KNOWN_S
-        while not all(self._engine.drill_is_known(rail, peer) for rail, peer in drill.rails):
+        asked = self._reachable(drill.rails)
+        while not all(self._engine.drill_is_known(rail, peer) for rail, peer in asked):
             if time.monotonic() > until_s:
                 raise DrillError(
                     f"rail: a peer of {drill.order.rail} did not confirm the drill within "
@@ -293,6 +298,11 @@ class DrillService:
                 )
             if drill.over.wait(_KNOWN_EVERY_S):
                 raise DrillError("do: start is refused, because the drill was ended")
+
+    def _reachable(self, rails: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
+        """Returns the rails to peers with a rail in use; all rails if no peer has one."""
+        peers = {rail["peer_engine"] for rail in self._engine.rails() if rail["state"] in _IN_USE}
+        return [each for each in rails if each[1] in peers] or rails
 
     def _tell_end(self, drill: Drill) -> None:
         for rail, peer in drill.rails:

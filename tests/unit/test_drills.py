@@ -97,14 +97,28 @@ def test_the_peer_knows_of_a_drill_before_its_fault(drilled: Pair) -> None:
 class Deaf:
     """An engine whose peer does not confirm a drill, or confirms at the third question."""
 
-    def __init__(self, confirms: bool) -> None:
+    def __init__(self, confirms: bool, peers: dict[int, str] | None = None) -> None:
+        """``peers``: the state of the rail to each peer."""
         self.calls: list[str] = []
         self._confirms = confirms
+        self._peers = peers or {7: "UP"}
+        self.asked: set[int] = set()
 
     def rails(self) -> list[dict[str, Any]]:
-        return [{"name": RAIL, "index": 1, "kind": "tcp", "peer": "rank 1", "peer_engine": 7}]
+        return [
+            {
+                "name": RAIL,
+                "index": 1,
+                "kind": "tcp",
+                "peer": f"rank {peer}",
+                "peer_engine": peer,
+                "state": state,
+            }
+            for peer, state in self._peers.items()
+        ]
 
     def drill_is_known(self, rail: int, process: int) -> bool:
+        self.asked.add(process)
         return self._confirms and self.calls.count("drill_is_known") >= 3
 
     def __getattribute__(self, name: str) -> Any:
@@ -117,6 +131,29 @@ class Deaf:
     def announce_drill(self, rail: int, fault: str, seconds: float, process: int) -> None: ...
     def end_drill(self, rail: int, process: int) -> None: ...
     def inject(self, rail: int, fault: str, process: int, bytes_per_s: float) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("peers", "asked"),
+    [
+        ({7: "UP", 8: "DOWN"}, {7}),
+        ({7: "SUSPECT", 8: "CONNECTING"}, {7}),
+        ({7: "DOWN", 8: "DOWN"}, {7, 8}),
+    ],
+)
+def test_a_drill_by_name_does_not_wait_for_a_lost_peer(
+    peers: dict[int, str], asked: set[int], tmp_path: Path
+) -> None:
+    engine = Deaf(True, peers)
+    path = tmp_path / "x.drills"
+    serving = DrillService(engine, path)
+    try:
+        order = {"id": "1", "kind": "carrier_loss", "rail": RAIL, "seconds": 600.0}
+        client.ask(path, {"do": "start", **order})
+        assert engine.asked == asked
+        assert engine.calls.count("announce_drill") == engine.calls.count("inject") == 2
+    finally:
+        serving.close()
 
 
 @pytest.mark.parametrize("confirms", [False, True])

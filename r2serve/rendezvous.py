@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 Exchange = Callable[[dict[str, Any]], list[dict[str, Any]]]
 """Returns the values of all ranks in rank order; a collective call."""
 
+_NAMED = 3
+"""Further options that an error names, without their values."""
+
 
 def with_release(info: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a rank's first information, with the rank's release and a new token before it."""
@@ -89,22 +92,23 @@ def check_options(infos: Sequence[Mapping[str, Any]], rank: int) -> None:
     """Compares the options that all ranks must share; ``rank`` is this rank.
 
     Raises:
-        ConfigError: names the options, and the values of both ranks.
+        ConfigError: names the first option that differs, with both ranks, hosts and values.
     """
     own: Mapping[str, str] = infos[rank].get("options", {})
     for other, info in enumerate(infos):
         theirs: Mapping[str, str] = info.get("options", {})
-        differing = [
-            f"{name} (R2CCL_{name.upper()}) is {value!r} here and {theirs[name]!r} there"
-            for name, value in own.items()
-            if theirs.get(name, value) != value
-        ]
+        differing = [name for name, value in own.items() if theirs.get(name, value) != value]
         if differing:
+            first, *more = differing
+            also = f" (also different: {', '.join(more[:_NAMED])})" if more else ""
             raise ConfigError(
-                f"rank {other} (host {info.get('host', 'unknown')}) has other options than this "
-                f"rank {rank} (host {infos[rank].get('host', 'unknown')}): {'; '.join(differing)}; "
-                "all ranks must have the same"
+                f"{first} (R2CCL_{first.upper()}) is {own[first]!r} on {_place(infos, rank)} and "
+                f"{theirs[first]!r} on {_place(infos, other)}: must be the same on every rank{also}"
             )
+
+
+def _place(infos: Sequence[Mapping[str, Any]], rank: int) -> str:
+    return f"rank {rank} (host {infos[rank].get('host', 'unknown')})"
 
 
 def check_releases(infos: Sequence[Mapping[str, Any]], rank: int) -> None:

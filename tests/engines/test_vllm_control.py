@@ -16,7 +16,7 @@ import psutil
 import pytest
 from timely import ended, timely
 
-from r2serve.engines.vllm.exit_status import EXIT_STATUS
+from r2serve.engines.children import EXIT_STATUS
 from r2serve.lab.holder import LabUnavailableError
 from r2serve.lab.injector import LabInjector
 from r2serve.lab.lab import Lab

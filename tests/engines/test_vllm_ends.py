@@ -19,7 +19,7 @@ from features import EXACT, TOKENS, completion, together
 from test_vllm_features import Rails
 from timely import ended, timely
 
-from r2serve.engines.vllm.exit_status import EXIT_STATUS
+from r2serve.engines.children import EXIT_STATUS
 from r2serve.lab.serving.model import prompts
 
 if TYPE_CHECKING:

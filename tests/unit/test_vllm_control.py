@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import pytest
 
 from r2serve.config import Config
+from r2serve.engines.children import EXIT_STATUS
 from r2serve.engines.vllm import carried, control, ending, exit_status
 from r2serve.engines.vllm.control import Site, addresses_of, rewrite, site_of
 from r2serve.errors import (
@@ -371,6 +372,7 @@ def test_an_engine_after_the_loss_of_the_relay_starts_as_the_first(
 ENDS = """
 import multiprocessing, psutil, sys, time
 from r2serve.engines import flag
+from r2serve.engines.children import kill_children
 from r2serve.engines.vllm import ending
 def sleep():
     multiprocessing.Process(target=time.sleep, args=(600,)).start()
@@ -388,11 +390,11 @@ if __name__ == "__main__":
     print(children[0].exitcode, children[1].is_alive(), flush=True)
     if flag.of_command_line:
         time.sleep(600)
-    ending._kill_children()
+    kill_children()
 """
 
 
-@pytest.mark.parametrize(("kind", "status"), [("serve", exit_status.EXIT_STATUS), ("program", 0)])
+@pytest.mark.parametrize(("kind", "status"), [("serve", EXIT_STATUS), ("program", 0)])
 def test_the_engine_ends_before_the_servers_that_answer_clients(kind: str, status: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", ENDS, kind], capture_output=True, text=True, timeout=300, check=False

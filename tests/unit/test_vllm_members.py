@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from r2serve.engines.children import EXIT_STATUS
 from r2serve.engines.vllm import exit_status
 from r2serve.engines.vllm.members import Members
 from r2serve.errors import AbortedError, PeerClosedError, PeerLostError, R2cclError
@@ -113,8 +114,8 @@ if __name__ == "__main__":
     [
         ("ends", True, 0, ""),
         ("is stopped", True, 0, ""),  # a supervisor may signal every process of a unit
-        ("says", True, exit_status.EXIT_STATUS, "a worker failed: PeerLostError: rank 1"),
-        ("is killed", True, exit_status.EXIT_STATUS, "Worker-0 died unexpectedly (exit code: -9)"),
+        ("says", True, EXIT_STATUS, "a worker failed: PeerLostError: rank 1"),
+        ("is killed", True, EXIT_STATUS, "Worker-0 died unexpectedly (exit code: -9)"),
         ("says", False, 0, ""),  # a program around vllm.LLM decides itself
     ],
 )

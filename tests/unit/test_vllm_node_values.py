@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from r2serve.engines import flag
+from r2serve.engines import flag, node_store
+from r2serve.engines.node_store import Node
 from r2serve.engines.vllm import node_values
-from r2serve.engines.vllm.node_values import Node
 from r2serve.ports.info import ProcessInfo
 from r2serve.relay import meeting, teller
 from r2serve.relay.meeting import Host
@@ -26,8 +26,8 @@ DEFAULT, R2CCL = {FLAG: "default"}, {FLAG: "r2ccl", "control (R2CCL_CONTROL)": "
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_values, "RETRY_S", 0.02)
-    monkeypatch.setattr(node_values, "LOOK_S", 0.01)
+    monkeypatch.setattr(node_store, "RETRY_S", 0.02)
+    monkeypatch.setattr(node_store, "LOOK_S", 0.01)
 
 
 def node(number: int, values: dict[str, str], port: int = 0, nodes: int = 2) -> Node:
@@ -112,7 +112,7 @@ def test_nodes_differ_and_node_0_has_a_relay(monkeypatch: pytest.MonkeyPatch) ->
 def test_equal_nodes_end_nothing(values: dict[str, str]) -> None:
     shared = HashStore()
     told = [
-        Told(node(number, values), lambda own: node_values.compare_over(shared, own))
+        Told(node(number, values), lambda own: node_store.compare_over(shared, own))
         for number in range(2)
     ]
     assert [each.ended() for each in told] == ["", ""]
@@ -122,7 +122,7 @@ def test_every_node_hears_before_the_store_ends() -> None:
     shared = HashStore()
 
     def compare(own: Node) -> str:
-        return node_values.compare_over(shared, own)
+        return node_store.compare_over(shared, own)
 
     first = Told(node(0, DEFAULT, nodes=3), compare)
     second = Told(node(1, R2CCL, nodes=3), compare)
@@ -145,8 +145,8 @@ def test_a_store_that_comes_late_is_found(no_relay: None) -> None:
 
 
 def test_a_node_without_r2serve_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_values, "WAIT_S", 0.05)
-    assert node_values.compare_over(HashStore(), node(0, DEFAULT)) == ""
+    monkeypatch.setattr(node_store, "WAIT_S", 0.05)
+    assert node_store.compare_over(HashStore(), node(0, DEFAULT)) == ""
 
 
 # ---- where a comparison starts ----

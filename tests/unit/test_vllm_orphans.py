@@ -8,7 +8,7 @@ import sys
 import pytest
 from timely import patience
 
-from r2serve.engines.vllm import exit_status
+from r2serve.engines.children import EXIT_STATUS
 
 # As vLLM: the first process has an engine process, which has a worker. After the death of the
 # engine process the worker ends, and the first process ends in good order after the worker.
@@ -54,7 +54,7 @@ engine.join()
 @pytest.mark.parametrize(
     ("how", "status", "line"),
     [
-        ("is killed", exit_status.EXIT_STATUS, "a worker failed: EngineCore (process "),
+        ("is killed", EXIT_STATUS, "a worker failed: EngineCore (process "),
         ("ends", 0, ""),
         ("fails", 0, ""),  # vLLM tells of this end by itself
     ],

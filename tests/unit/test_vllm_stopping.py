@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 from timely import patience, timely
 
+from r2serve.engines.children import EXIT_STATUS
 from r2serve.engines.vllm import exit_status, stopping
 
 # Like vLLM's run_headless(): a daemon worker, an exit function that ends the worker, and a handler
@@ -161,7 +162,7 @@ def test_a_worker_that_dies_meanwhile_shows_in_the_exit_status(start: Start) -> 
     follower.stays()
     os.kill(follower.worker, signal.SIGUSR1)
     status, _, log = follower.ended()
-    assert status == exit_status.EXIT_STATUS, log
+    assert status == EXIT_STATUS, log
     assert "a worker failed: VllmWorker-1 (exit code: -9) ended" in log
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from r2serve.config import Config
 from r2serve.engines import flag, releases, sidecar
+from r2serve.engines.sglang import node_values
 from r2serve.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -42,12 +43,14 @@ def resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
         ConfigError: names an option, its value and what would be right.
     """
     previous(server_args)
+    from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+
     if not flag.active():
+        node_values.compare_once(resolving_view(server_args))
         sidecar.say_if_useless()
         return
     flag.check_environment()
     import sglang
-    from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
     releases.warn_if_unsupported("sglang", sglang.__version__)
     options = resolving_view(server_args)
@@ -66,6 +69,7 @@ def resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
         warn(options)
     else:
         _LOG.info("the engine is inside one node: SGLang's own path carries all groups")
+    node_values.compare_once(options)
     sidecar.start_once()
 
 

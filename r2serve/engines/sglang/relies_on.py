@@ -94,7 +94,7 @@ _PLUGIN_ROWS = (
         "r2ccl carries this traffic, too",
         Says(
             f"file:{_OPTIONS.replace('.', '/')}/fields/parallel.py",
-            ("nnodes: A[", "attn_dp_size: A["),
+            ("nnodes: A[", "node_rank: A[", "dist_init_addr: A[", "attn_dp_size: A["),
         ),
         Says(
             f"file:{_OPTIONS.replace('.', '/')}/fields/exec_.py",

@@ -8,7 +8,6 @@ deliver the error and then exits; between two calls there is nothing to deliver.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import multiprocessing
 import multiprocessing.util
@@ -17,10 +16,9 @@ import signal
 import sys
 import threading
 
-import psutil
-
-from r2serve.engines import flag
-from r2serve.engines.vllm.exit_status import EXIT_STATUS, report
+from r2serve.engines import children, flag
+from r2serve.engines.children import EXIT_STATUS
+from r2serve.engines.vllm.exit_status import report
 
 _LOG = logging.getLogger(__name__)
 
@@ -71,33 +69,14 @@ def end_engine(reason: str) -> None:
     process of a command line then ends with a status; a program with ``vllm.LLM`` gets an
     exception.
     """
-    _kill_children(spare=API_SERVER)
+    children.kill_children(spare=API_SERVER)
     if flag.of_command_line:
         _after(LEAVE_S, lambda: _leave_engine(reason))
 
 
 def _leave_engine(reason: str) -> None:
     _LOG.critical("exit status %d: %s", EXIT_STATUS, reason)
-    _kill_children()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(EXIT_STATUS)
-
-
-def _kill_children(spare: str = "") -> None:
-    """Kills the processes that this process has started by multiprocessing, with descendants.
-
-    Python's trackers stay: they remove the shared memory of killed processes.
-    """
-    for child in multiprocessing.active_children():
-        if child.pid is None or (spare and child.name.startswith(spare)):
-            continue
-        with contextlib.suppress(psutil.Error):
-            for each in psutil.Process(child.pid).children(recursive=True):
-                with contextlib.suppress(psutil.Error):
-                    if not any("resource_tracker" in word for word in each.cmdline()):
-                        each.kill()
-        child.kill()
+    children.leave()
 
 
 def _arranges() -> bool:

@@ -3,8 +3,8 @@
 vLLM ends a node after the end of a worker, in part with exit status 0, for example a node without
 the HTTP server. A supervisor that restarts failed units would then leave the node down. So the
 first process of the command line makes a datagram socket, a failing worker sends its reason, and
-the first process exits with :data:`EXIT_STATUS`. A killed worker sends nothing; vLLM logs its
-death, and the process that logs it sends the line. The socket's name is abstract: no file remains.
+the first process exits with ``EXIT_STATUS``. A killed worker sends nothing; vLLM logs its death,
+and the process that logs it sends the line. The socket's name is abstract: no file remains.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import sys
 import weakref
 
 from r2serve.engines import flag
+from r2serve.engines.children import EXIT_STATUS
 from r2serve.forks import close_in_children
 
 _LOG = logging.getLogger(__name__)
 
 VARIABLE = "R2SERVE_FAILURES"
 """Name of the socket, inherited by the processes of the engine."""
-EXIT_STATUS = 70  # EX_SOFTWARE of sysexits(3)
 STOPPED = (0, -signal.SIGTERM, -signal.SIGINT)
 """Exit codes of a worker that was told to stop."""
 _MAX_BYTES = 2048

@@ -9,57 +9,26 @@ rank 0 opens at the same address and port. A difference ends the engine on every
 
 from __future__ import annotations
 
-import json
 import logging
 import multiprocessing
 import os
 import socket
 import threading
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Callable
 from typing import Any
 
-from r2serve.agreement import difference, node_place, node_values
+from r2serve.agreement import node_values
 from r2serve.config import Config
-from r2serve.engines import flag
+from r2serve.engines import flag, node_store
+from r2serve.engines.node_store import Node
 from r2serve.engines.vllm import control, ending, exit_status
 from r2serve.errors import ConfigError
 from r2serve.ports.info import read_key
 from r2serve.relay import teller
-from r2serve.relay.lines import Refused
 
 _LOG = logging.getLogger(__name__)
 
-WAIT_S = 600.0
-"""Longest wait for the other nodes; a node without r2serve never tells its values."""
-RETRY_S = 0.5
-LOOK_S = 0.2
-LINGER_S = 15.0
-"""Longest wait of node 0, whose process has the store, until every node has heard."""
-CONNECT_S = 2.0
-
 _started = False
-
-
-@dataclass(frozen=True)
-class Node:
-    """This node, and the values that it tells."""
-
-    number: int
-    nodes: int
-    master: str
-    port: int
-    host: str
-    values: Mapping[str, str]
-    has_relay: bool
-    """A relay of this node tells the values, too, if node 0 has a relay."""
-    key: bytes = b""
-
-    @property
-    def place(self) -> str:
-        return node_place(self.number, self.host)
 
 
 def compare_once(vllm_config: Any) -> None:
@@ -107,17 +76,7 @@ def _key() -> bytes:
 
 
 def _run(node: Node, end: Callable[[str], None]) -> None:
-    until_s = time.monotonic() + WAIT_S
-    while time.monotonic() < until_s:
-        try:
-            text = compare(node)
-        except (OSError, RuntimeError, Refused) as error:  # RuntimeError: of torch's store
-            _LOG.debug("node 0 is not there yet: %s", error)
-            time.sleep(RETRY_S)
-            continue
-        if text:
-            end(text)
-        return
+    node_store.run(node, compare, end)
 
 
 def compare(node: Node) -> str:
@@ -126,57 +85,14 @@ def compare(node: Node) -> str:
     Raises:
         OSError, RuntimeError, Refused: node 0 does not answer, or not any more.
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch names it outside __all__
-
     # A relay short of CPU may greet late, and takes a client of a store for a node without a relay.
     for _ in range(0 if node.number == 0 else 2 if node.has_relay else 1):
-        with socket.create_connection((node.master, node.port), CONNECT_S) as connection:
+        with socket.create_connection((node.master, node.port), node_store.CONNECT_S) as connection:
             if teller.greets(connection):
                 if node.has_relay:
                     return ""
                 return teller.tell(connection, node.number, node.host, node.values, node.key)
-    store = TCPStore(
-        node.master,
-        node.port,
-        is_master=False,
-        timeout=timedelta(seconds=CONNECT_S),
-        wait_for_workers=False,
-    )
-    return compare_over(store, node)
-
-
-def compare_over(store: Any, node: Node) -> str:
-    """Compares the values over a ``torch.distributed.Store``; see :func:`compare`."""
-    store.set(_told(node.number), json.dumps({"host": node.host, "values": dict(node.values)}))
-    others = [other for other in range(node.nodes) if other != node.number]
-    missing = list(others)
-    until_s = time.monotonic() + WAIT_S
-    while missing and time.monotonic() < until_s:
-        for other in [one for one in missing if store.check([_told(one)])]:
-            missing.remove(other)
-            said = json.loads(store.get(_told(other)))
-            there = node_place(other, said["host"])
-            if text := difference(node.values, node.place, said["values"], there):
-                store.set(_heard(node.number), "")
-                if node.number == 0:
-                    _outlive(store, [_heard(one) for one in others])
-                return text
-        time.sleep(LOOK_S)
-    return ""
-
-
-def _outlive(store: Any, keys: list[str]) -> None:
-    until_s = time.monotonic() + LINGER_S
-    while not store.check(keys) and time.monotonic() < until_s:
-        time.sleep(LOOK_S)
-
-
-def _told(node: int) -> str:
-    return f"r2serve/node_values/{node}"
-
-
-def _heard(node: int) -> str:
-    return f"r2serve/node_values/heard/{node}"
+    return node_store.compare(node)
 
 
 def _end(text: str) -> None:

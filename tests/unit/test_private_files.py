@@ -49,7 +49,7 @@ def test_a_folder_in_which_others_can_replace_the_file_is_refused(fault_file: Pa
     fault_file.parent.chmod(0o777 | stat.S_ISVTX)  # like /tmp: the owner alone replaces the file
     config_with(fault_file)
     fault_file.unlink()
-    with pytest.raises(ConfigError, match="its folder is writable by other users"):
+    with pytest.raises(ConfigError, match=r"its folder is writable by other users"):
         config_with(fault_file)
 
 

@@ -98,8 +98,9 @@ gate: setup $(STAMPS)/system-test $(STAMPS)/system-lint ## lint and run all test
 ALL_STAGES := lint plain unit asan tsan engines guest alone
 DEADLINE ?= 4500
 
-cases: setup $(STAMPS)/system-test ## run the tests of reports from the field, and print before and now
-	@$(BIN)/python -m pytest -q -n 2 -m "case and not long" --cases --durations=0 --durations-min=20 $(ARGS)
+cases: setup $(STAMPS)/system-test ## run the tests of reports from the field, long ones too, and print before and now; SCRIPTS=FOLDER also runs scripts that judge themselves
+	@$(BIN)/python -m pytest -q -n 2 -m case --cases --durations=0 --durations-min=20 $(ARGS) \
+		; tests=$$?; $(if $(SCRIPTS),$(BIN)/python tests/case_scripts.py $(SCRIPTS) &&) exit $$tests
 
 # GCC builds the plain variant and clang the others, so both compilers check every file. Reports
 # need only line tables as debugging information, which saves a third of the compile time. The plain

@@ -1,4 +1,4 @@
-"""The closing table of `make cases`: reports from the field, before and now."""
+"""The end of `make cases`: reports from the field, before and now, and a line for each case."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 
 CASE = "case"
 """Property of a report whose test has a marker `case`."""
+REPORTED = ("01", "02", "03", "06", "07", "12", "15", *(str(number) for number in range(20, 31)))
+"""Numbers of the reports that came as small cases."""
 
 
 @dataclass
@@ -28,6 +30,12 @@ class Case:
             return "not run: skipped"
         return f"right, {self.passed} tests" if self.passed > 1 else "right"
 
+    def line(self, number: str) -> str:
+        """Returns the line of a case that judges itself: ok, FAIL or SKIP."""
+        if self.failed:
+            return f"FAIL {number}: got {self.now}, wanted right"
+        return f"{'ok' if self.passed else 'SKIP'} {number}: {self.now}"
+
 
 def note(item: pytest.Item) -> None:
     """Adds the case of a test to its reports."""
@@ -37,8 +45,17 @@ def note(item: pytest.Item) -> None:
         item.user_properties.append((CASE, (number, before)))
 
 
+def numbered(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Returns the tests of cases with a number; the others are parts of `make test-long`."""
+    return [
+        item
+        for item in items
+        if (marker := item.get_closest_marker(CASE)) is not None and marker.args[0] in REPORTED
+    ]
+
+
 class Cases:
-    """Collects the reports of the tests with a case, and prints a row for each case."""
+    """Collects the reports of the tests with a case, and prints the table and the lines."""
 
     def __init__(self) -> None:
         self._cases: dict[str, Case] = {}
@@ -63,3 +80,6 @@ class Cases:
             terminalreporter.write_line(
                 f"{number:8} {case.before:{width}}  {case.seconds:4.0f}  {case.now}"
             )
+        for number in sorted({*REPORTED, *self._cases}):
+            case = self._cases.get(number, Case(""))
+            terminalreporter.write_line(case.line(number))

@@ -89,7 +89,9 @@ def top_folder(path: Path) -> str:
         return ""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--cases"):
+        items[:] = cases.numbered(items)
     # The watchdog stores the stacks before pytest interrupts the test.
     for item in items:
         limit = limit_s(item)

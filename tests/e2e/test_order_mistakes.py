@@ -18,6 +18,7 @@ WORDS = {
 }
 
 
+@pytest.mark.case("12", "ranks whose programs part got a mixed sum, or waited")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_every_rank_gets_an_error_with_both_calls(jobs, free_ports, ranks: int) -> None:

@@ -184,5 +184,7 @@ def test_a_consensus_left_to_the_engine_equals_no_consensus() -> None:
     ]
     rendezvous.check_options(infos, 0)
     infos[1] = {"options": start.common_options(Config(consensus="site"))}
-    with pytest.raises(ConfigError, match=r"R2CCL_CONSENSUS\) is 'off' on rank 0 .* 'site' on rank 1"):
+    with pytest.raises(
+        ConfigError, match=r"R2CCL_CONSENSUS\) is 'off' on rank 0 .* 'site' on rank 1"
+    ):
         rendezvous.check_options(infos, 0)

@@ -15,7 +15,7 @@ import pytest
 from timely import patience, timely
 
 from r2serve.engines.children import EXIT_STATUS
-from r2serve.engines.vllm import exit_status, stopping
+from r2serve.engines.vllm import stopping
 
 # Like vLLM's run_headless(): a daemon worker, an exit function that ends the worker, and a handler
 # that leaves with SystemExit. The exit function registers itself after ours.

@@ -111,7 +111,7 @@ ssize_t receive_with_memory(int socket, std::span<std::byte> data, FileDescripto
 
 }  // namespace
 
-FileDescriptor begin_connect(const RailRoute& route) {
+FileDescriptor begin_connect(const RailRoute& route, int flow) {
   // An end without an address so far: the kernel would connect from or to any port of this host.
   if (IpAddress::from_sockaddr(route.remote.get()).value_or(IpAddress()).is_unspecified() ||
       (!route.device.empty() &&
@@ -126,6 +126,10 @@ FileDescriptor begin_connect(const RailRoute& route) {
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   if (route.segment > 0)
     ::setsockopt(socket.get(), IPPROTO_TCP, TCP_MAXSEG, &route.segment, sizeof(route.segment));
+  // Linux chooses odd ports in bind() and even ports in connect(), as long as there are some.  A
+  // path may choose its member by this bit, so every second flow leaves the choice to connect().
+  if (flow % 2 != 0)
+    ::setsockopt(socket.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
   const SocketAddress local = scoped_to(route.local, route.device);
   if (::bind(socket.get(), local.get(), local.size) != 0) return {};
   const SocketAddress remote = scoped_to(route.remote, route.device);
@@ -176,7 +180,7 @@ void Connections::connect(const RailRoute& route, const Hello& hello, const Hand
     std::size_t rivals = 0;
     for (const Pending& other : pending_) rivals += other.rivals.size();
     for (int flow = 1; started && flow < route.flows && rivals < most_rivals; ++flow, ++rivals) {
-      FileDescriptor rival = begin_connect(route);
+      FileDescriptor rival = begin_connect(route, flow);
       if (!rival.valid()) break;  // no descriptor or no port is left
       pending.rivals.push_back(std::move(rival));
     }

@@ -38,8 +38,8 @@ struct RailRoute {
 };
 
 // Starts a TCP connection along the route.  Returns an invalid descriptor on failure, with the
-// cause in errno.
-[[nodiscard]] FileDescriptor begin_connect(const RailRoute& route);
+// cause in errno.  Source ports of even and odd flows differ in their lowest bit, in general.
+[[nodiscard]] FileDescriptor begin_connect(const RailRoute& route, int flow = 0);
 
 struct EstablishedRail {
   std::uint32_t peer = 0;

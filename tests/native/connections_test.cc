@@ -127,6 +127,22 @@ TEST(Connections, OneConnectionOfAnAttemptStays) {
   EXPECT_EQ(fixture.failed, 0);
 }
 
+// A path of two members may choose the member by the lowest bit of the source port.
+TEST(Connections, ConnectionsOfAnAttemptHavePortsOfBothParities) {
+  Fixture fixture;
+  fixture.connect(0, hello.rail, 4);
+  std::array<int, 2> of_parity{};
+  for (int flow = 0; flow < 4; ++flow) {
+    SocketAddress from;
+    from.size = sizeof(from.storage);
+    const FileDescriptor socket(::accept(fixture.port.get(), from.get(), &from.size));
+    ASSERT_TRUE(socket.valid());
+    ++of_parity.at(from.port() % 2U);
+  }
+  EXPECT_GT(of_parity[0], 0);
+  EXPECT_GT(of_parity[1], 0);
+}
+
 // Many silent rails do not take all descriptors of the process.
 TEST(Connections, FurtherConnectionsOfAllAttemptsAreLimited) {
   Fixture fixture;

@@ -221,7 +221,8 @@ TEST_F(Addresses, OfLatePortsDecideThePairs) {
                        accepts_late ? "127.0.11.1" : "127.0.12.2"))
         << "late rank " << late_rank;
     EXPECT_EQ(info(connecting, 1).device, "no-port2");
-    // The accepting end knows which listener a rail leads to: probes would ask a stranger otherwise.
+    // The accepting end knows which listener a rail leads to: probes would ask a stranger
+    // otherwise.
     const std::vector<std::uint16_t>& there = job->listeners[connecting];
     for (const auto& [rail, listener] : {std::pair(1, there[2]), std::pair(2, there[1])})
       EXPECT_TRUE(info(accepting, rail).remote.ends_with(":" + std::to_string(listener)))

@@ -277,9 +277,17 @@ class Process:
         return sorted(self._wires)
 
     def tell_unpaired(self, peers: Sequence[ProcessInfo], wires: Collection[Wire]) -> None:
-        """Logs each port of this node without a rail to a peer; a warning if it has no rail."""
+        """Logs each port of this node without a rail to a peer.
+
+        A port without any rail is a warning of the node's first rank.
+
+        Args:
+            peers: all ranks, in rank order.
+        """
+        first = next(peer for peer in peers if peer.node == self.info.node)
+        warns = first.process == self.info.process
         for useless, why in lonely_ports(self.info, peers, wires):
-            _LOG.log(logging.WARNING if useless else logging.INFO, "%s", why)
+            _LOG.log(logging.WARNING if useless and warns else logging.INFO, "%s", why)
 
     def add_peer(
         self, peer: ProcessInfo, label: str, own_node: int, wires: Collection[Wire] = ()

@@ -112,19 +112,28 @@ def _pairs_of(
 def lonely_ports(
     own: ProcessInfo, peers: Sequence[ProcessInfo], wires: Collection[Wire] = ()
 ) -> list[tuple[bool, str]]:
-    """Returns a sentence for each port of ``own`` without a rail to a peer of another node.
+    """Returns sentences about the ports of ``own`` without a rail to a peer of another node.
 
     Returns:
-        Whether the port has no rail to any peer and is no reserve, and the sentence.
+        Whether the port has no rail to any peer and is no reserve, and the sentence: one for each
+        such port, and one for each host that another port does not reach.
     """
     reasons = [unpaired(own, peer, wires) for peer in peers if peer.node != own.node]
     reserves = {port.device for port in own.ports if port.reserve}
     told = {port.device for port in own.ports if port.waits}
-    found: dict[str, bool] = {}
+    found: dict[str, list[str]] = {}
     for device, why in (entry for each in reasons for entry in each.items()):
-        if device not in told:
-            found[why] = device not in reserves and all(device in each for each in reasons)
-    return [(useless, why) for why, useless in found.items()]
+        if device not in told and why not in found.setdefault(device, []):
+            found[device].append(why)
+    sentences = []
+    for device, (first, *more) in found.items():
+        useless = device not in reserves and all(device in each for each in reasons)
+        if useless and more:
+            hosts = f"{len(more)} other host{'s' if len(more) > 1 else ''}"
+            sentences.append((useless, f"{first}; nor to {hosts}"))
+        else:
+            sentences += [(useless, why) for why in (first, *more)]
+    return sentences
 
 
 def unpaired_ports(own: Sequence[PortInfo], other: Sequence[PortInfo], host: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ import itertools
 import json
 import random
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from r2serve.ports.pairing import lonely_ports, pair_ports, rails_between, unpai
 from r2serve.ports.rdma import Transport
 from r2serve.ports.same_network import problems
 from r2serve.ports.wires import Wire, ask, questions
+from r2serve.process import Process
 
 _NUMBERS = itertools.count(1)
 
@@ -165,11 +167,29 @@ def test_a_port_without_a_rail_to_any_node_is_told_as_useless() -> None:
         (False, "p0", "host3"),
         (False, "p1", "host2"),
         (True, "p2", "host2"),
-        (True, "p2", "host3"),
     }
+    (warning,) = [why for useless, why in told if useless]
+    assert warning.endswith("; nor to 1 other host")
+    again = dataclasses.replace(two, process=4)  # another rank of the same node
+    assert len(lonely_ports(one, [one, two, again, three])) == len(told)
     assert lonely_ports(one, [one]) == []
     spare = machine(4, nic("p0", "10.0.12.1/30"), nic("wg0", "10.8.0.1/24", kind="wireguard"))
     assert [useless for useless, _ in lonely_ports(spare, [two])] == [False]
+
+
+def test_only_the_first_rank_of_a_node_warns_of_a_port_without_a_rail(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one = machine(1, nic("p0", "10.0.12.1/30"), nic("p2", "10.8.0.1/24"))
+    second = dataclasses.replace(one, process=3)
+    peers = [one, second, machine(2, nic("p0", "10.0.12.2/30"))]
+    levels = []
+    for rank in (one, second):
+        caplog.clear()
+        with caplog.at_level("INFO", "r2serve.r2ccl"):
+            Process.tell_unpaired(SimpleNamespace(info=rank), peers, ())  # type: ignore[arg-type]
+        levels.append([record.levelname for record in caplog.records])
+    assert levels == [["WARNING"], ["INFO"]]
 
 
 # ---- wires ----

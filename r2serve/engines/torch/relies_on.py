@@ -220,6 +220,7 @@ ROWS = (
         "start-up: ranks meet, and exchange addresses",
         "",
         There("torch.distributed.Store"),
+        There("torch.distributed.DistError"),
         Accepts("torch.distributed.TCPStore.__init__", "self, host, port, ranks, is_master="),
         Accepts("torch.distributed.Store.check", "self, keys"),
         Accepts("torch.distributed.Store.delete_key", "self, key"),

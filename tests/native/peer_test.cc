@@ -3,6 +3,7 @@
 #include "engine/peer.hpp"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -17,6 +18,7 @@
 
 #include "base/clock.hpp"
 #include "engine/engine.hpp"
+#include "engine/localiser.hpp"
 #include "eventually.hpp"
 
 namespace r2ccl {
@@ -169,8 +171,9 @@ struct Alone {
     for (std::size_t i = 0; i < rails.size(); ++i) options.units[i] = rails[i].unit.empty() ? 0 : 1;
     return options;
   }
+  void bring_up(RailId rail) { bring_up(peer, rail); }
   // Opens an epoch and answers its probe.
-  void bring_up(RailId rail) {
+  static void bring_up(Peer& peer, RailId rail) {
     ASSERT_TRUE(peer.link.rail_established(rail, 1, now_ns()));
     OutFrame frame{};
     while (frame.header.type != FrameType::ping)
@@ -540,6 +543,37 @@ TEST(ClosedByPeer, ARailInProbationIsEvidenceOfLifeOnlyIfItBeganAfterTheClose) {
     link.rail_failed(1, 1, RailCause::probation, now_ns());
     EXPECT_TRUE(alone.peer.closed_by_peer());
   }
+}
+
+// The port of a dormant rail has no address, so its pairs of ports tell nothing.
+TEST(Survey, LeavesDormantRailsOut) {
+  const ClosedPort used(/*listens=*/true);
+  const ClosedPort dormant(/*listens=*/true);
+  std::vector<RailDescription> rails{rail_of(0), rail_of(1), rail_of(2)};
+  rails[2].dormant = true;
+  LogQueue log;
+  Journal journal = std::move(Journal::open("", 1).value());
+  Localiser::Peers peers;
+  Peer& peer = *peers
+                    .emplace(connecting, std::make_unique<Peer>(peer_of(connecting, rails),
+                                                                LinkOptions(), journal, log, 1))
+                    .first->second;
+  peer.started = true;
+  for (const RailId rail : {RailId{0}, RailId{1}, RailId{2}}) {
+    RailRoute& route = peer.rails[rail].route;
+    route.device = "lo";
+    route.local = SocketAddress::ip(IpAddress::parse("127.0.0.1").value(), 0);
+    route.remote = rail == 2 ? dormant.at : used.at;
+    if (rail != 2) Alone::bring_up(peer, rail);
+  }
+  Localiser(peers).progress(now_ns());
+  const auto asked = [](const ClosedPort& port) {
+    pollfd item{port.socket.get(), POLLIN, 0};
+    return ::poll(&item, 1, 0) == 1;
+  };
+  EXPECT_TRUE(eventually([&] { return asked(used); }, "a probe of the rails in use"));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(asked(dormant));
 }
 
 // Observers tell a stopped peer from a peer that computes by this number alone.

@@ -1,14 +1,11 @@
 #include "collectives/link_channel.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <functional>
 #include <string_view>
 #include <utility>
 
-#include "base/sites.hpp"
 #include "base/text.hpp"
-#include "collectives/positions_limit.hpp"
 #include "link/device_memory.hpp"
 #include "link/mutants.hpp"
 
@@ -161,8 +158,11 @@ Status LinkChannel::expect(int peer, std::size_t skip, std::span<std::byte> memo
 Result<std::span<const std::byte>> LinkChannel::receive(int peer, std::size_t bytes) {
   const StepLock lock(*this);
   const Member& from = member(peer);
-  R2CCL_TRY(wait(
-      peer, [&from] { return from.in->delivered(); }, from.in->consumed() + 1));
+  receiving_ = true;
+  Status status = wait(
+      peer, [&from] { return from.in->delivered(); }, from.in->consumed() + 1);
+  receiving_ = false;
+  if (!status.ok()) return status;
   const InMessage& message = *from.in->front();
   const bool compared =
       tag_.kind != TagKind::end_of_step || !planted(Mutant::position_not_compared);
@@ -284,55 +284,7 @@ Status LinkChannel::failure() const {
   return {failed_, std::move(text)};
 }
 
-// ---- the comparison of positions ----
-
-void LinkChannel::set_step(std::uint32_t step, std::string about) {
-  step_ = step;
-  about_ = std::move(about);
-}
-
-// Begins with "rank N ", from which other ranks know whose position this is.
-std::string LinkChannel::position() const {
-  std::string text = "rank " + std::to_string(rank_);
-  text += !has_called_ ? " before its first call" : in_call_ ? " in " : " after ";
-  if (has_called_) text += describe(tag_);
-  if (has_called_ && tag_.site != 0) text += " at " + site_text(tag_.site);
-  if (step_ != 0) text += ", step " + std::to_string(step_);
-  if (!about_.empty()) text += ": " + about_;
-  return text;
-}
-
-void LinkChannel::add_position(const std::string& text) {
-  constexpr std::string_view start = "rank ";
-  std::size_t rank = members_.size();
-  if (text.starts_with(start))
-    (void)std::from_chars(text.data() + start.size(), text.data() + text.size(), rank);
-  if (failed_ == ErrorCode::order_mismatch && rank < members_.size())
-    members_[rank].program_position = text;
-}
-
-// A position arrives with the ABORT of each rank.
-void LinkChannel::collect_positions() {
-  if (consensus_ < Consensus::step || std::exchange(collected_, true)) return;
-  linger(positions_limit(), [this] {
-    return std::ranges::all_of(members_, [](const Member& peer) {
-      return !peer.program_position.empty() || peer.link == nullptr || peer.link->peer_closed();
-    });
-  });
-}
-
-bool LinkChannel::same_site(int peer, const CallTag& tag) {
-  if (tag.site == tag_.site || tag.kind == TagKind::result) return tag.site == tag_.site;
-  if (tag.site == 0 || tag_.site == 0) return true;
-  if (consensus_ == Consensus::site_error) return false;
-  if (other_sites_ >= most_site_warnings) return true;
-  const bool last = ++other_sites_ == most_site_warnings;
-  on_other_site("communicator '" + name_ + "': " + describe(tag_) + " is at " +
-                site_text(tag_.site) + " on rank " + std::to_string(rank_) + ", and at " +
-                site_text(tag.site) + " on rank " + std::to_string(peer) +
-                (last ? "; further such calls are not logged" : ""));
-  return true;
-}
+// ---- liveness ----
 
 Status LinkChannel::check_liveness(int awaited, TimeNs waiting_since) const {
   R2CCL_TRY(device_memory_failure(of_device_));

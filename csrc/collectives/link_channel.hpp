@@ -122,6 +122,9 @@ class LinkChannel : public Channel {
   // The call has another site at the peer than here, and sites are compared without an error.
   virtual void on_other_site(const std::string& text) = 0;
 
+  // Returns an order mismatch if ranks that only wait for each other never end a wait that began at
+  // `since`, because their programs have parted.  Compares once a wait has lasted for a second.
+  [[nodiscard]] Status compare_waits(int awaited, TimeNs since, TimeNs now);
   // Returns an error if a device copy failed, the awaited peer closed, or any peer is lost.
   [[nodiscard]] Status check_liveness(int awaited, TimeNs waiting_since) const;
   // Returns peer_lost if a member has had no rail for link_timeout within a wait since
@@ -161,6 +164,7 @@ class LinkChannel : public Channel {
   [[nodiscard]] Status mismatch(int peer, const InMessage& message, std::size_t bytes) const;
   [[nodiscard]] bool same_site(int peer, const CallTag& tag);
   [[nodiscard]] bool heard_all() const;
+  [[nodiscard]] bool has_passed(const CallTag& tag) const;
   [[nodiscard]] std::string position() const;
   void add_position(const std::string& text);
   void tell_all();
@@ -188,6 +192,9 @@ class LinkChannel : public Channel {
   std::string about_;
   unsigned other_sites_ = 0;  // warnings about differing call sites so far
   bool collected_ = false;    // positions of all ranks, or the wait for them has ended
+  bool receiving_ = false;    // the current wait is for a message
+  TimeNs told_at_ = 0;        // the last wait told to a peer: when, and of which chain
+  std::uint32_t told_chain_ = 0;
 };
 
 }  // namespace r2ccl

@@ -176,7 +176,10 @@ Status EngineChannel::wait(int awaited, const std::function<std::uint64_t()>& co
     }
     if (had >= goal) return {};
     if (failed()) return failure();
-    if (check) R2CCL_TRY(check_patience(now));
+    if (check) {
+      R2CCL_TRY(check_patience(now));
+      R2CCL_TRY(compare_waits(awaited, began, now));
+    }
     if (now - std::max(last_arrival, last_byte) < spin) {
       if (check) R2CCL_TRY(check_liveness(awaited, began));
       if (round % rounds_per_yield_ == rounds_per_yield_ - 1) give_way();

@@ -93,6 +93,18 @@ Room room_of(const FrameHeader& header) {
           .delivered = header.delivered};
 }
 
+void put(const StreamWait& wait, FrameHeader& header) {
+  header.flags |= frame_flag::waits;
+  header.tag = wait.tag;
+  header.credit = wait.consumed;
+  header.offset = wait.chain;
+}
+
+std::optional<StreamWait> wait_of(const FrameHeader& header) {
+  if ((header.flags & frame_flag::waits) == 0) return std::nullopt;
+  return StreamWait{.tag = header.tag, .consumed = header.credit, .chain = header.offset};
+}
+
 void seal(FrameHeader& header) {
   header.magic = frame_magic;
   header.crc = crc32c(&header, offsetof(FrameHeader, crc));

@@ -46,6 +46,7 @@ namespace frame_flag {
 inline constexpr std::uint8_t replay = 1;      // a repeated attempt of the chunk
 inline constexpr std::uint8_t ack_now = 2;     // request an immediate delivery ack
 inline constexpr std::uint8_t in_target = 4;   // the chunk is in the target, not in the slot
+inline constexpr std::uint8_t waits = 8;       // ack_request: the sender waits; see StreamWait
 inline constexpr std::uint8_t injected = 128;  // rail_down: a test or drill caused the fault
 }  // namespace frame_flag
 
@@ -71,7 +72,7 @@ struct FrameHeader {
   // address and size in bytes (0: no target).
   std::uint64_t delivered;    // data, ack: complete messages of the reverse stream
   std::uint64_t credit;       // data, ack: consumed messages of the reverse stream
-  CallTag tag;                // data
+  CallTag tag;                // data; ack_request of a rank that waits: its call
   std::uint32_t payload_crc;  // data, put: CRC32C of the payload; checksums off: 0
   std::uint32_t crc;          // CRC32C of all preceding bytes
 };
@@ -114,6 +115,18 @@ struct Room {
 };
 void put(const Room& room, FrameHeader& header);
 [[nodiscard]] Room room_of(const FrameHeader& header);
+
+// Part of an `ack_request` with frame_flag::waits: the sender waits for the receiver's next
+// message.
+struct StreamWait {
+  CallTag tag;                 // call of the sender
+  std::uint64_t consumed = 0;  // messages of the receiver that the sender has consumed
+  std::uint32_t chain = 1;     // waits in a row: the sender's, and those of ranks that wait for it
+
+  friend bool operator==(const StreamWait&, const StreamWait&) = default;
+};
+void put(const StreamWait& wait, FrameHeader& header);
+[[nodiscard]] std::optional<StreamWait> wait_of(const FrameHeader& header);  // empty: not told
 
 void seal(FrameHeader& header);                          // sets magic and crc
 [[nodiscard]] bool intact(const FrameHeader& header);    // magic and crc match

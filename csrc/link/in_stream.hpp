@@ -110,6 +110,7 @@ class InStream {
   TimeNs owed_since_ns = 0;      // 0: no ack is due
   std::uint64_t requested = 0;   // time of the peer's last ack request; our acks repeat the time
   std::uint64_t offered = 0;     // bit r: the peer may write the slots over verbs rail r
+  std::optional<StreamWait> own_wait;  // last wait for a message of this stream, for the peer
   Target target;
 
  private:

@@ -89,6 +89,8 @@ class Link {
   // send_close() queues a `close` frame on every usable rail.
   void send_abort(const AbortNotice& notice);
   void send_close();
+  // Tells the peer of a wait for a message of `stream`, in an ack request on every usable rail.
+  void tell_wait(InStream& stream, const StreamWait& wait);
   // Announces a new listen address of a rail; used by the accepting end only.  Every rail carries
   // the announcement, and so does each rail opened later.  The highest sequence number counts.
   void announce_address(RailId rail, const Endpoint& at);
@@ -387,7 +389,7 @@ class Link {
   void queue_ack(InStream& stream, RailId rail);
   void queue_ack_on(InStream& stream, RailId rail);
   void queue_ack_everywhere(InStream& stream);
-  void answer_without_stream(RailId rail, const FrameHeader& request);
+  void on_ack_request(RailId rail, const FrameHeader& request);
 
   // link_deadlines.cc: time
   void judge_rail(RailId rail, TimeNs observed, TimeNs now);

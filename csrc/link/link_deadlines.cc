@@ -260,6 +260,16 @@ void Link::repeat_notices(TimeNs now) {
   }
 }
 
+// The number of the request stays that of the last overdue ack, so the answer accuses no rail.
+void Link::tell_wait(InStream& stream, const StreamWait& wait) {
+  stream.own_wait = wait;
+  each_usable([&](RailId, Rail& rail) {
+    auto& requests = rail.control.ack_requests;
+    if (std::ranges::find(requests, stream.reverse) == requests.end())
+      requests.push_back(stream.reverse);
+  });
+}
+
 void Link::repeat_acks(TimeNs now) {
   for (auto& [communicator, pair] : streams_) {
     InStream& in = pair->in;

@@ -241,13 +241,7 @@ void Link::frame_end(RailId id, TimeNs now) {
     case FrameType::ack_request:
       if (planted(Mutant::ack_not_repeated)) break;
       probed_ = true;
-      if (const auto found = streams_.find(header.communicator); found != streams_.end()) {
-        InStream& asked = found->second->in;
-        asked.requested = std::max(asked.requested, header.number);
-        queue_ack_everywhere(asked);
-      } else {
-        answer_without_stream(id, header);
-      }
+      on_ack_request(id, header);
       break;
     case FrameType::ping:
       rail.control.pong = true;
@@ -382,9 +376,21 @@ void Link::queue_ack_on(InStream& stream, RailId id) {
   if (std::find(acks.begin(), acks.end(), &stream) == acks.end()) acks.push_back(&stream);
 }
 
-// Answers for a communicator that is closed, or of which nothing has arrived yet, on the rail of
-// the request.  The peer asks on every usable rail, so every usable rail carries the answer.
-void Link::answer_without_stream(RailId id, const FrameHeader& request) {
+// The answer for a communicator that is closed, or of which nothing has arrived yet, goes out on
+// the rail of the request.  The peer asks on every usable rail, so every usable rail carries the
+// answer.
+void Link::on_ack_request(RailId id, const FrameHeader& request) {
+  if (const auto found = streams_.find(request.communicator); found != streams_.end()) {
+    Streams& pair = *found->second;
+    pair.in.requested = std::max(pair.in.requested, request.number);
+    // A request may overtake a newer one on another rail.
+    const auto wait = wait_of(request);
+    const auto& known = pair.out.peers_wait;
+    if (wait && (!known || wait->consumed > known->consumed ||
+                 (wait->consumed == known->consumed && wait->chain > known->chain)))
+      pair.out.peers_wait = wait;
+    return queue_ack_everywhere(pair.in);
+  }
   auto& answers = rails_[id].control.answers;
   std::erase_if(answers, [&](const Control::Answer& old) {
     return old.communicator == request.communicator;

@@ -229,10 +229,14 @@ bool Link::next_control(RailId id, OutFrame& frame, TimeNs now) {
     }
     control.answers.pop_back();
   } else if (!control.ack_requests.empty()) {
-    header.type = FrameType::ack_request;
-    header.communicator = control.ack_requests.back()->communicator();
-    header.number = static_cast<std::uint64_t>(control.ack_requests.back()->ack_requested_ns);
+    const OutStream& stream = *control.ack_requests.back();
     control.ack_requests.pop_back();
+    header.type = FrameType::ack_request;
+    header.communicator = stream.communicator();
+    header.number = static_cast<std::uint64_t>(stream.ack_requested_ns);
+    const InStream& awaited = *stream.reverse;
+    if (awaited.own_wait && awaited.own_wait->consumed == awaited.consumed())
+      put(*awaited.own_wait, header);
   } else if (control.posted != 0 && posted_->next_frame(id, frame)) {
     return true;
   } else if (control.close) {

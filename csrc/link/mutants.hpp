@@ -60,6 +60,7 @@ enum class Mutant : std::uint8_t {
   bandwidths_damped,          // a rank adopts bandwidths only if its own node's has changed
   drill_announced_once,       // the announcement of a drill is sent only once
   position_not_compared,      // any empty message counts as the end of a peer's step
+  waits_not_compared,         // ranks that only wait for each other hear nothing of it
 };
 inline constexpr std::array mutant_names{
     std::string_view("none"),
@@ -112,8 +113,9 @@ inline constexpr std::array mutant_names{
     std::string_view("bandwidths_damped"),
     std::string_view("drill_announced_once"),
     std::string_view("position_not_compared"),
+    std::string_view("waits_not_compared"),
 };
-static_assert(mutant_names.size() == static_cast<std::size_t>(Mutant::position_not_compared) + 1);
+static_assert(mutant_names.size() == static_cast<std::size_t>(Mutant::waits_not_compared) + 1);
 
 #if defined(R2CCL_MUTANTS)
 inline Mutant planted_mutant = Mutant::none;

@@ -6,10 +6,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "base/types.hpp"
 #include "base/units.hpp"
+#include "link/frame.hpp"
 #include "link/ring.hpp"
 #include "link/shape.hpp"
 #include "link/stream_block.hpp"
@@ -97,6 +99,10 @@ class OutStream {
   [[nodiscard]] std::uint64_t delivered() const { return delivered_; }
   [[nodiscard]] std::uint64_t credit() const { return credit_; }
   [[nodiscard]] std::uint64_t next_number() const { return next_number_; }
+  // Returns true if nothing was posted after the first `messages` messages.
+  [[nodiscard]] bool posted_only(std::uint64_t messages) const {
+    return ops_.empty() && next_number_ == messages;
+  }
   [[nodiscard]] bool idle() const { return ops_.empty() && delivered_ == next_number_; }
   // Returns true if a message posted now opens at once.
   [[nodiscard]] bool has_room() const {
@@ -127,13 +133,14 @@ class OutStream {
     return !ops_.empty() && next_number_ < credit_ + shape_.slots;
   }
 
-  InStream* reverse = nullptr;      // our data frames carry its acks
-  TimeNs quarantined_since_ns = 0;  // start of quarantined(); 0: not quarantined
-  TimeNs last_ack_ns = 0;           // last progress of acks, or start of the wait
-  TimeNs usual_ack_ns = 0;          // recent mean of the wait for a delivery ack
-  TimeNs ack_requested_ns = 0;      // time of the last ack request; 0: none
-  TimeNs ack_request_after = 0;     // current interval of ack requests
-  bool queued = false;              // in the link's list of streams with unposted chunks
+  InStream* reverse = nullptr;           // our data frames carry its acks
+  TimeNs quarantined_since_ns = 0;       // start of quarantined(); 0: not quarantined
+  TimeNs last_ack_ns = 0;                // last progress of acks, or start of the wait
+  TimeNs usual_ack_ns = 0;               // recent mean of the wait for a delivery ack
+  TimeNs ack_requested_ns = 0;           // time of the last ack request; 0: none
+  TimeNs ack_request_after = 0;          // current interval of ack requests
+  bool queued = false;                   // in the link's list of streams with unposted chunks
+  std::optional<StreamWait> peers_wait;  // last wait for a message of this stream, as told
 
  private:
   struct Op {

@@ -8,6 +8,11 @@
 #include "sim/world.hpp"
 
 namespace r2ccl::sim {
+namespace {
+
+constexpr TimeNs compare_interval = 20 * ns_per_ms;  // between two looks of a rank that waits
+
+}  // namespace
 
 SimChannel::SimChannel(World& world, std::uint64_t communicator, std::vector<int> members, int own)
     : LinkChannel(communicator, std::to_string(communicator), own,
@@ -79,8 +84,15 @@ Status SimChannel::finish() {
 
 Status SimChannel::wait(int peer, const std::function<std::uint64_t()>& come, std::uint64_t goal) {
   const TimeNs since = clock();
-  R2CCL_TRY(
-      world_.wait([&] { return failed() || come() >= goal || !check_liveness(peer, since).ok(); }));
+  const auto ended = [&] {
+    return failed() || come() >= goal || !check_liveness(peer, since).ok();
+  };
+  for (;;) {
+    const TimeNs until = world_.now() + compare_interval;
+    R2CCL_TRY(world_.wait([&] { return ended() || world_.now() >= until; }));
+    if (ended()) break;
+    R2CCL_TRY(compare_waits(peer, since, clock()));
+  }
   if (come() >= goal) return {};
   if (failed()) return failure();
   return check_liveness(peer, since);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "collectives/positions_limit.hpp"
 #include "sanitized.hpp"
 
 namespace r2ccl::sim {
@@ -91,6 +92,32 @@ void check_seeds(std::uint64_t count) {
 TEST(Campaign, SeedsBreakNoInvariant) { check_seeds(testing::sanitized() ? 120 : 400); }
 
 TEST(Campaign, ManySeedsBreakNoInvariantLong) { check_seeds(1000); }
+
+// Each wait is compared at once, so that ranks tell of many waits that end: no message is an error.
+TEST(Campaign, WaitsThatAreComparedAtOnceBreakNoInvariant) {
+  const TimeNs before = waits_interval();
+  set_waits_interval(0);
+  for (std::uint64_t seed = 0; seed < (testing::sanitized() ? 20U : 60U); ++seed) {
+    const SeedResult result = run_seed(seed);
+    EXPECT_EQ(result.violations, std::vector<std::string>()) << seed << ": " << result.job;
+  }
+  set_waits_interval(before);
+}
+
+// The ranks of these seeds only wait for each other after a call that a rank leaves out.
+TEST(Campaign, RanksThatOnlyWaitForEachOtherGetAnError) {
+  FaultOptions parting;
+  parting.on_gpu = parting.exchanges = 0;
+  parting.compared = parting.parted = 1;
+  std::uint64_t parted = 0;
+  for (const FaultOptions& options : {FaultOptions(), parting})
+    for (const std::uint64_t seed : {92U, 177U, 191U, 218U, 266U, 297U}) {
+      const SeedResult result = run_seed(seed, options);
+      EXPECT_EQ(result.violations, std::vector<std::string>()) << seed << ": " << result.job;
+      parted += result.parted;
+    }
+  EXPECT_GT(parted, 0U);
+}
 
 // Seeds of past bugs. A change of the generator changes the run of a seed, so each bug also has a
 // separate test.

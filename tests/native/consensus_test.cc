@@ -221,6 +221,82 @@ TEST(Consensus, EqualProgramsNeverDiffer) { run_equal_programs(60); }
 
 TEST(Consensus, EqualProgramsNeverDifferLong) { run_equal_programs(300); }
 
+// Compares waits after `interval` while in scope.
+class WaitsCompared {
+ public:
+  explicit WaitsCompared(TimeNs interval) { set_waits_interval(interval); }
+  ~WaitsCompared() { set_waits_interval(before_); }
+  WaitsCompared(const WaitsCompared&) = delete;
+  WaitsCompared& operator=(const WaitsCompared&) = delete;
+
+ private:
+  const TimeNs before_ = waits_interval();
+};
+
+TEST(Consensus, EqualProgramsNeverDifferInTheirWaits) {
+  const WaitsCompared at_once(0);
+  run_equal_programs(20);
+}
+
+// Runs a program of calls on each rank that only wait for each other.  Every rank gets an error
+// that names two of these calls.
+void only_wait(int ranks, const std::function<Status(int, Communicator&)>& program) {
+  const WaitsCompared soon(20 * ns_per_ms);
+  Job job({.ranks = ranks, .rails = 2, .config = comparing(Consensus::step)});
+  job.run([&](int rank, Communicator& communicator) {
+    ASSERT_TRUE(communicator.begin_step(9, "").ok());
+    const Status status = program(rank, communicator);
+    EXPECT_EQ(status.code(), ErrorCode::order_mismatch) << status.message();
+    EXPECT_TRUE(contains(status, "which waits in")) << status.message();
+    EXPECT_TRUE(contains(status, "step 9")) << status.message();
+  });
+}
+
+// The root of the gather waits for a rank that has left the gather out, and that waits for a
+// broadcast of the root.
+TEST(Consensus, RanksThatOnlyWaitForEachOtherGetAnErrorAfterASkippedGather) {
+  for (const int ranks : {2, 3})
+    only_wait(ranks, [ranks](int rank, Communicator& communicator) {
+      std::array<float, 3> data{};
+      auto* const bytes = reinterpret_cast<std::byte*>(data.data());
+      const std::vector<std::size_t> even(static_cast<std::size_t>(ranks), 1);
+      if (rank != 1) R2CCL_TRY(communicator.gather(bytes, bytes, even, DType::f32, /*root=*/0));
+      return communicator.broadcast(bytes, 1, DType::f32, /*root=*/0);
+    });
+}
+
+TEST(Consensus, RanksThatOnlyReceiveFromEachOtherGetAnError) {
+  for (const int ranks : {2, 3, 5})
+    only_wait(ranks, [ranks](int rank, Communicator& communicator) {
+      std::array<std::byte, 4> data{};
+      return communicator.receive_from(data.data(), data.size(), DType::u8, (rank + 1) % ranks);
+    });
+}
+
+// Rank 0 comes late on purpose: other ranks wait for it in different calls, and for each other.
+TEST(Consensus, AChainOfWaitsForALateRankIsNoError) {
+  const WaitsCompared at_once(0);
+  Job job({.ranks = 4, .rails = 1, .config = comparing(Consensus::step)});
+  const auto all_wait = [&] { return job.in_call(1) && job.in_call(2) && job.in_call(3); };
+  job.run([&](int rank, Communicator& communicator) {
+    std::array<std::byte, 4> data{};
+    if (rank == 0) {
+      ASSERT_TRUE(eventually(all_wait, "the other ranks wait"));
+    }
+    // Rank 3 waits for rank 2, which waits for rank 1, which waits for rank 0.
+    if (rank > 0) {
+      const Status status = communicator.receive_from(data.data(), 4, DType::u8, rank - 1);
+      ASSERT_TRUE(status.ok()) << status.message();
+    }
+    if (rank < 3) {
+      const Status status = communicator.send_to(data.data(), 4, DType::u8, rank + 1);
+      ASSERT_TRUE(status.ok()) << status.message();
+    }
+    const Status status = communicator.broadcast(data.data(), 4, DType::u8, 3);
+    EXPECT_TRUE(status.ok()) << status.message();
+  });
+}
+
 TEST(Consensus, AMessageOfAnotherStepIsAnErrorBetweenTwoRanks) {
   Job job({.ranks = 2, .rails = 1, .config = comparing(Consensus::step)});
   job.run([](int rank, Communicator& communicator) {

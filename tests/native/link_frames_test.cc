@@ -128,6 +128,39 @@ TEST(LinkFrames, AnAckOfChunksThatWereNotSentFailsTheRail) {
   EXPECT_EQ(sent.size(), 3U);
 }
 
+// ---- waits ----
+
+TEST(LinkFrames, AWaitIsToldOnEveryRailWhileItLasts) {
+  LinkPair pair(2);
+  const StreamWait wait{.tag = {.number = 7, .step = 3}, .consumed = 0, .chain = 2};
+  InStream& awaited = pair.a.in_stream(LinkPair::communicator);
+  OutStream& silent = pair.b.out_stream(LinkPair::communicator);
+  pair.a.tell_wait(awaited, wait);
+  for (RailId rail = 0; rail < 2; ++rail) {
+    silent.peers_wait.reset();
+    pair.exchange(rail);
+    EXPECT_EQ(silent.peers_wait, wait) << +rail;
+  }
+  EXPECT_TRUE(silent.posted_only(wait.consumed));
+  EXPECT_EQ(pair.a.state(0), RailState::up);
+  EXPECT_EQ(pair.b.state(0), RailState::up);
+  // A shorter chain of the same wait is older news.
+  pair.a.tell_wait(awaited, {.tag = wait.tag, .consumed = 0, .chain = 1});
+  pair.exchange(0);
+  EXPECT_EQ(silent.peers_wait, wait);
+  // The message ends the wait, of which no later request tells.
+  pair.post(pair.b, bytes_of(100, 1));
+  EXPECT_FALSE(silent.posted_only(wait.consumed));
+  pair.exchange(0);
+  pair.exchange(1);
+  ASSERT_NE(awaited.front(), nullptr);
+  (void)pair.a.consume(awaited, pair.now);
+  silent.peers_wait.reset();
+  pair.a.tell_wait(awaited, wait);
+  pair.exchange(0);
+  EXPECT_FALSE(silent.peers_wait.has_value());
+}
+
 // ---- ABORT ----
 
 TEST(LinkFrames, AnAbortArrivesWithItsTextOnEveryRail) {

@@ -22,6 +22,8 @@ std::vector<RailKind> kinds_of(const PeerDescription& description) {
 constexpr TimeNs never_up_after_ns = 10'000 * ns_per_ms;
 // A start waits this long for better rails than reserves.
 constexpr TimeNs reserve_wait_ns = 2000 * ns_per_ms;
+// A close no longer waits for a peer without a rail UP that has sent nothing for so long.
+constexpr TimeNs silent_limit_ns = 1000 * ns_per_ms;
 // Losses of a shared port within this time are one cause: Linux may report the second loss late.
 constexpr TimeNs one_cause_ns = 1000 * ns_per_ms;
 // A start waits this long for data rails if a port of each is known not to work.
@@ -93,7 +95,8 @@ void Peer::enter(RailId rail) {
 
 // Shared memory keeps the frames for the peer; a socket or a device loses what is not acknowledged.
 bool Peer::has_all_frames() const {
-  if (link.peer_closed()) return true;
+  const bool silent = link.has_no_rail() && link.unheard() >= silent_limit_ns;
+  if (silent || link.peer_closed()) return true;
   bool none_left = true;
   for (RailId id = 0; id < ends.size(); ++id) {
     if (link.state(id) != RailState::up && link.state(id) != RailState::suspect) continue;

@@ -195,8 +195,8 @@ class Peer final : public LinkObserver, public LinkOfRails {
   bool loss_told = true;  // the log has a line about the lost peer; true before the first rail
   bool closing = false;
   [[nodiscard]] bool in_graceful_close() const { return closing || link.peer_closed(); }
-  // Returns true if a rail has brought all frames to the peer's host, the peer has closed, or no
-  // rail is left.
+  // Returns true if a rail has brought all frames to the peer's host, the peer has closed, no rail
+  // is left, or the peer has been silent for a second on all rails.
   [[nodiscard]] bool has_all_frames() const;
 
  private:

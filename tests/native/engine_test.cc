@@ -106,6 +106,18 @@ TEST(Engine, BlackHolesAreHedged) {
   }
 }
 
+// A host without power sends no RST: its rails are silent, and acknowledge no last frame.
+TEST(Engine, ACloseDoesNotWaitForASilentPeer) {
+  constexpr double for_ever_s = 1e6;
+  Job job({.ranks = 2, .rails = 2, .config = {}});
+  job.run([](int, Communicator& communicator) {
+    all_reduce_checked(communicator, 2, 1000, Algorithm::automatic);
+  });
+  for (RailId rail = 0; rail < 2; ++rail)
+    ASSERT_TRUE(job.engines[0]->inject(rail, Fault::black_hole).ok());
+  job.engines[0]->close(for_ever_s);
+}
+
 // Reads a rail's state from the journal file, like another process: no call into the engine
 // refreshes the table first.
 RailState told_state(const std::string& journal_path, std::size_t entry) {

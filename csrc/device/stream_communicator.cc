@@ -142,6 +142,13 @@ Status StreamCommunicator::failure() {
   return whole();
 }
 
+Status StreamCommunicator::failure_unless_busy() {
+  R2CCL_TRY(check_origin());
+  const std::unique_lock lock(call_mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return {};
+  return proxy_ == nullptr ? copied(closed_) : whole();
+}
+
 Status StreamCommunicator::whole() const {
   if (Status failed = proxy_->failure(); !failed.ok()) return failed;
   if (load_acquire(mailbox().lost) != 0)

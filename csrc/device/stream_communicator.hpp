@@ -151,6 +151,8 @@ class StreamCommunicator {
   Status open(const StreamOptions& options);
 
   [[nodiscard]] Mailbox& mailbox() const;
+  // Returns failure(), or ok while another thread is in a call.
+  [[nodiscard]] Status failure_unless_busy();
   [[nodiscard]] Status whole() const;  // like failure(); requires an open communicator
 
   // Begins a call, with the lock held.  Returns whether the stream is being captured.

@@ -53,6 +53,8 @@ inline constexpr std::size_t most_communicators = 4096;
 inline constexpr std::size_t most_closed_communicators = 4096;
 // Communicators without room that a link remembers.
 inline constexpr std::size_t most_refused_communicators = most_communicators;
+// Communicators that failed here, of which a link tells each rail that connects.
+inline constexpr std::size_t most_aborts = most_communicators;
 // Answers due on a rail about communicators that are closed, or not made here yet.
 inline constexpr std::size_t most_answers = 256;
 // Aborts of communicators not made here yet, of a process.

@@ -34,11 +34,10 @@ struct Control {
   std::vector<InStream*> acks;
   std::vector<OutStream*> ack_requests;
   std::vector<Answer> answers;
-  std::size_t aborts_sent = 0;      // entries of the link's abort list sent on this rail
+  std::uint64_t aborts_sent = 0;    // number of the next abort to send on this rail
   std::uint64_t refusals_sent = 0;  // number of the next refusal to send on this rail
-  // Returns true if a frame is due.  `aborts`: length of the link's abort list; `refusals`: end of
-  // the link's refusals.
-  [[nodiscard]] bool any(std::size_t aborts, std::uint64_t refusals) const {
+  // Returns true if a frame is due.  `aborts`, `refusals`: ends of these lists of the link.
+  [[nodiscard]] bool any(std::uint64_t aborts, std::uint64_t refusals) const {
     return ping || pong || close ||
            (notices | owed | drills | drill_acks | fenced | addresses | posted) != 0 ||
            !acks.empty() || !ack_requests.empty() || !answers.empty() || aborts_sent < aborts ||

@@ -22,6 +22,7 @@ Link::Link(const LinkOptions& options, std::span<const RailKind> rails, std::uin
     : options_(options),
       rails_(rails.size()),
       refusals_(most_refused_communicators),
+      aborts_(most_aborts),
       scratch_(64U << 10),
       jitter_(jitter_seed | 1U) {
   assert(!rails.empty() && rails.size() <= max_rails_per_link);
@@ -422,7 +423,8 @@ QueueDepths Link::queue_depths() const {
                      .replays = replays_.size(),
                      .actions = actions_.size(),
                      .deferred_frees = deferred_frees_.size(),
-                     .refusals = refusals_.size()};
+                     .refusals = refusals_.size(),
+                     .aborts = aborts_.size()};
   for (const Rail& rail : rails_) {
     depths.attempts += rail.path.attempts.size();
     depths.copies += rail.copies.size();
@@ -435,8 +437,13 @@ QueueDepths Link::queue_depths() const {
 }
 
 void Link::send_abort(const AbortNotice& notice) {
-  aborts_.push_back(notice);
-  cut(aborts_.back().text, max_abort_bytes);
+  AbortNotice added = notice;
+  cut(added.text, max_abort_bytes);
+  const bool sent = std::ranges::none_of(rails_, [this](const Rail& rail) {
+    return rail.state == RailState::down ||
+           (usable(rail) && rail.control.aborts_sent < aborts_.end());
+  });
+  aborts_.add(std::move(added), sent);
 }
 
 void Link::announce_address(RailId id, const Endpoint& at) {

@@ -23,6 +23,7 @@
 
 #include "base/errors.hpp"
 #include "base/units.hpp"
+#include "link/aborts.hpp"
 #include "link/control.hpp"
 #include "link/drill.hpp"
 #include "link/frame.hpp"
@@ -449,7 +450,7 @@ class Link {
   std::vector<OutStream*> posting_;  // streams with unposted chunks
   std::deque<Replay> replays_;
   std::vector<LinkAction> actions_;
-  std::deque<AbortNotice> aborts_;  // frames in flight point into the texts
+  Aborts aborts_;
   std::vector<AbortNotice> received_aborts_;
   std::uint64_t announced_ = 0;  // bit r: a new address of rail r was announced
   std::vector<AddressNotice> received_addresses_;

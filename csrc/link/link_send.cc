@@ -67,7 +67,7 @@ void Link::queue_stream(OutStream& stream) {
 bool Link::has_frames(RailId id) const {
   const Rail& rail = rails_[id];
   if (!connected(id)) return false;
-  if (rail.control.any(aborts_.size(), refusals_.end()) || !rail.copies.empty()) return true;
+  if (rail.control.any(aborts_.end(), refusals_.end()) || !rail.copies.empty()) return true;
   if (!takes_data(id)) return copies_ && begins_any(id);
   return !posting_.empty() || !replays_.empty();
 }
@@ -76,7 +76,7 @@ bool Link::next_frame(RailId id, OutFrame& frame, TimeNs now) {
   Rail& rail = rails_[id];
   if (!connected(id)) return false;
   frame = {};
-  bool found = rail.control.any(aborts_.size(), refusals_.end()) && next_control(id, frame, now);
+  bool found = rail.control.any(aborts_.end(), refusals_.end()) && next_control(id, frame, now);
   const bool data = takes_data(id);
   if (!found)
     found = (data && !replays_.empty() && next_replay(id, frame)) ||
@@ -182,8 +182,10 @@ bool Link::next_control(RailId id, OutFrame& frame, TimeNs now) {
     header.number = about;
     header.epoch = rails_[about].notices.address_sequence;
     put(rails_[about].notices.address, header);
-  } else if (control.aborts_sent < aborts_.size() && usable(rail)) {
-    const AbortNotice& notice = aborts_[control.aborts_sent++];
+  } else if (control.aborts_sent < aborts_.end() && usable(rail)) {
+    const std::uint64_t number = std::max(control.aborts_sent, aborts_.first());
+    control.aborts_sent = number + 1;
+    const AbortNotice& notice = aborts_.at(number);
     header.type = FrameType::abort;
     header.communicator = notice.communicator;
     header.epoch = static_cast<std::uint32_t>(notice.code);

@@ -174,6 +174,7 @@ struct QueueDepths {
   std::size_t actions = 0;
   std::size_t deferred_frees = 0;
   std::size_t refusals = 0;
+  std::size_t aborts = 0;
   std::size_t copies = 0;
   std::size_t posted = 0;  // frames of posted receives
 };

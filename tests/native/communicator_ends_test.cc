@@ -246,6 +246,28 @@ TEST(CommunicatorEnds, RefusedCommunicatorsTakeLimitedMemory) {
   EXPECT_EQ(pair.pull(pair.b, 1, FrameType::abort).size(), most);
 }
 
+TEST(CommunicatorEnds, AbortedCommunicatorsTakeLimitedMemory) {
+  LinkPair pair(2);
+  constexpr std::uint64_t before = 100;  // a rail has not sent these when the list is full
+  for (std::uint64_t id = 1; id <= most_aborts; ++id)
+    pair.a.send_abort({id, ErrorCode::aborted, "why"});
+  for (std::uint64_t id = 1; id <= before; ++id)
+    pair.a.send_abort({most_aborts + id, ErrorCode::aborted, "why"});
+  EXPECT_EQ(pair.a.queue_depths().aborts, most_aborts + before);
+  for (std::uint64_t id = most_aborts + before + 1; id <= 3 * most_aborts; ++id) {
+    pair.exchange(0);
+    pair.exchange(1);
+    pair.b.received_aborts().clear();  // as the engine does
+    pair.a.send_abort({id, ErrorCode::aborted, "why"});
+  }
+  EXPECT_EQ(pair.a.queue_depths().aborts, most_aborts);
+  for (RailId rail = 0; rail < 2; ++rail) {
+    const std::vector<Frame> told = pair.pull(pair.a, rail, FrameType::abort);
+    ASSERT_EQ(told.size(), 1U);
+    EXPECT_EQ(told[0].header.communicator, 3 * most_aborts);
+  }
+}
+
 TEST(CommunicatorEnds, AnUnknownErrorOfThePeerIsAnInternalError) {
   for (const Epoch number : {Epoch{0}, Epoch{8}, Epoch{200}, Epoch{1'000'000}}) {
     LinkPair pair(1);

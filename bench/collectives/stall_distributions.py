@@ -40,11 +40,22 @@ from r2serve.lab.schedule import Fault
 
 # CARRIER: the port of the measuring node loses the carrier. PEER_CARRIER: the other node's port
 # loses the carrier; the measuring node's carrier stays up. BLACK_HOLE: the switch drops all
-# packets; every carrier stays up. MADE maps each kind to the lab's fault.
+# packets; every carrier stays up. EGRESS_REFUSED: the node's own kernel drops its packets.
+# MIDDLEBOX_ACK: a hop acknowledges packets that the peer does not get. MADE maps each kind to the
+# lab's fault.
 CARRIER, PEER_CARRIER, BLACK_HOLE = "carrier_loss", "peer_carrier_loss", "black_hole"
+EGRESS_REFUSED, MIDDLEBOX_ACK = "egress_refused", "middlebox_ack"
 KINDS = (CARRIER, PEER_CARRIER, BLACK_HOLE)
-MADE = {CARRIER: "carrier_loss", PEER_CARRIER: "carrier_loss", BLACK_HOLE: "black_hole"}
-P99_MS = {CARRIER: 5.0, PEER_CARRIER: 10.0, BLACK_HOLE: 50.0}
+ON_DEMAND = (EGRESS_REFUSED, MIDDLEBOX_ACK)
+"""Kinds measured only where they are named."""
+MADE = {kind: kind for kind in (*KINDS, *ON_DEMAND)} | {PEER_CARRIER: "carrier_loss"}
+P99_MS = {
+    CARRIER: 5.0,
+    PEER_CARRIER: 10.0,
+    BLACK_HOLE: 50.0,
+    EGRESS_REFUSED: 50.0,
+    MIDDLEBOX_ACK: 300.0,
+}
 TIMES_SHORTER = 20.0  # target for MPTCP's stall / r2ccl's stall, at the median and at p99
 
 STORE_PORT = 29410

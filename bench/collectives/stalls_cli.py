@@ -54,8 +54,9 @@ def named(kind: str) -> str:
     "--kind",
     "kinds",
     multiple=True,
-    type=Named(stall_distributions.KINDS, named),
-    help="Measure only faults of this kind; may be repeated.  [default: all]",
+    type=Named((*stall_distributions.KINDS, *stall_distributions.ON_DEMAND), named),
+    help="Measure only faults of this kind; may be repeated.  [default: carrier_loss, "
+    "peer_carrier_loss and black_hole]",
 )
 @click.option(
     "--json",
@@ -76,9 +77,10 @@ def command(
 ) -> None:
     """Measure stalls of all_reduces of 16 KiB and 1 MiB under real faults, beside MPTCP and UCX.
 
-    The lab has two nodes with two rails in network namespaces. There are three kinds of faults:
+    The lab has two nodes with two rails in network namespaces. By default there are three kinds:
     a port loses the carrier, the peer's port loses the carrier, or a switch drops all packets
-    with every carrier up.
+    with every carrier up. Two further kinds must be named: egress_refused, where the node's own
+    kernel drops its packets, and middlebox_ack, where a hop acknowledges packets for the peer.
     """
     if not count and not of_mptcp and not of_ucx:
         raise click.UsageError("--faults, --mptcp and --ucx are 0: there is nothing to measure")

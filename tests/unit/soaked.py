@@ -42,6 +42,12 @@ class FakeLab:
     def black_hole(self, node: int, rail: int) -> None:
         self._command("black_hole", node, rail)
 
+    def egress_refused(self, node: int, rail: int) -> None:
+        self._command("egress_refused", node, rail)
+
+    def middlebox_ack(self, node: int, rail: int) -> None:
+        self._command("middlebox_ack", node, rail)
+
     def heal(self, node: int, rail: int) -> None:
         self._command("heal", node, rail)
 

@@ -24,6 +24,7 @@ from r2serve.bench.collectives.stall_distributions import (
     BLACK_HOLE,
     CARRIER,
     KINDS,
+    ON_DEMAND,
     PEER_CARRIER,
     Loss,
     Measured,
@@ -95,7 +96,7 @@ def test_samples_are_grouped_by_kind_size_and_system() -> None:
 
 
 def test_targets_are_of_the_p99_and_of_the_ratio_to_mptcp() -> None:
-    samples = [sample("r2ccl", kind, 6.0) for kind in KINDS]
+    samples = [sample("r2ccl", kind, 6.0) for kind in (*KINDS, *ON_DEMAND)]
     samples += [sample("mptcp", CARRIER, 100.0), sample("mptcp", PEER_CARRIER, 300.0)]
     verdicts = {check.target: check for check in checks(stall_distributions.distributions(samples))}
     assert {name: check.met for name, check in verdicts.items()} == {
@@ -106,6 +107,8 @@ def test_targets_are_of_the_p99_and_of_the_ratio_to_mptcp() -> None:
         "peer_carrier_loss, 16 KiB: MPTCP / r2ccl, median": True,
         "peer_carrier_loss, 16 KiB: MPTCP / r2ccl, p99": True,
         "black_hole, 16 KiB: p99 of 1, ms": True,
+        "egress_refused, 16 KiB: p99 of 1, ms": True,
+        "middlebox_ack, 16 KiB: p99 of 1, ms": True,
     }
     assert verdicts["peer_carrier_loss, 16 KiB: MPTCP / r2ccl, p99"].measured == 50
 
@@ -284,7 +287,13 @@ def sampled(lab: Any, kind: str, **how: Any) -> Sample:
 
 
 @pytest.mark.parametrize(
-    ("kind", "word"), [(CARRIER, "cut"), (PEER_CARRIER, "cut"), (BLACK_HOLE, "black_hole")]
+    ("kind", "word"),
+    [
+        (CARRIER, "cut"),
+        (PEER_CARRIER, "cut"),
+        (BLACK_HOLE, "black_hole"),
+        *((kind, kind) for kind in ON_DEMAND),
+    ],
 )
 def test_a_window_without_a_fault_comes_first(kind: str, word: str) -> None:
     """The switch port goes down in any case; node 1 or the other node measures the loss."""

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from cpu_share import cpu_hogs, cpu_quota
 from timely import TimingMiss, timely
 
 from r2serve.config import Config
 
 START_LIMIT_S = 60.0
 PATIENCE_S = 240.0
+MOST_OF_PLAIN = 1.05
+"""Most p50 of a call, as a multiple of the p50 without resilience in the same run."""
 
 Show = Callable[[str], None]
 
@@ -74,6 +73,8 @@ def check(reports: list[dict[str, Any]], show: Show, what: str) -> None:
         assert stalled == 0, "a stall is charged to a rail without an event"
     timely(lambda: stalled <= explained, f"{stalled:.0f} ms charged, {explained:.0f} explained", 0)
     timely(lambda: hedges <= max(10, messages // 1000), f"{hedges} hedges, {messages} messages", 0)
+    if plain:
+        timely(lambda: reports[0]["p50_ms"] <= MOST_OF_PLAIN * plain, f"p50{ratio}", 0)
 
 
 def report(**fields: Any) -> dict[str, Any]:
@@ -98,6 +99,9 @@ def test_one_suspicion_explains_one_stall_but_not_a_minute(show: Show) -> None:
         check([report(suspicions=1, stalled_ms=60_000.0), report()], show, "a minute")
     with pytest.raises(AssertionError, match="without an event"):
         check([report(), report(stalled_ms=1.0)], show, "a stall without an event")
+    check([report(plain_p50_ms=1.0), report()], show, "calls as fast as without resilience")
+    with pytest.raises(TimingMiss, match=r"1\.250 of resilience off"):
+        check([report(plain_p50_ms=0.8), report()], show, "slower calls")
 
 
 @pytest.mark.alone
@@ -114,36 +118,6 @@ def test_a_crowd_costs_no_rail(
     for rank in crowd:
         rank.hear(PATIENCE_S)
     check(ended(crowd, seconds), show, f"{ranks} ranks on {os.cpu_count()} cores")
-
-
-@contextmanager
-def cpu_quota(quota_ms: int, period_ms: int) -> Iterator[Callable[[int], None]]:
-    """Yields a function that limits the CPU time of a process, in a group of its own."""
-    one, two = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
-    made: list[Path] = []
-
-    def limit(process: int) -> None:
-        first = one.is_dir()
-        group = (one if first else two) / f"r2serve-test-{process}"
-        try:
-            group.mkdir()
-            made.append(group)
-            if first:
-                (group / "cpu.cfs_period_us").write_text(str(period_ms * 1000))
-                (group / "cpu.cfs_quota_us").write_text(str(quota_ms * 1000))
-            else:
-                (group / "cpu.max").write_text(f"{quota_ms * 1000} {period_ms * 1000}")
-            (group / "cgroup.procs").write_text(str(process))
-        except OSError as error:
-            pytest.skip(f"no CPU quota on this machine: {error}")
-
-    try:
-        yield limit
-    finally:
-        for group in made:
-            for process in (group / "cgroup.procs").read_text().split():
-                (group.parent / "cgroup.procs").write_text(process)
-            group.rmdir()
 
 
 @pytest.mark.alone
@@ -174,15 +148,10 @@ def test_a_cpu_quota_costs_no_rail(
 def test_cpu_hogs_cost_no_rail(jobs: Any, show: Show) -> None:
     seconds, hogs = 600, 2 * (os.cpu_count() or 1)
     crowd = started(jobs, 2, config=rails(2), seconds=seconds, warm_s=0, plain_port=None)
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(hogs)]
-    try:
+    with cpu_hogs(hogs):
         for rank in crowd:
             rank.hear(PATIENCE_S)
         check(ended(crowd, seconds), show, f"{hogs} CPU hogs beside 2 ranks")
-    finally:
-        for hog in busy:
-            hog.kill()
-            hog.wait()
 
 
 @pytest.mark.alone

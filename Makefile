@@ -251,11 +251,13 @@ lint-cpp: $(TOOLS_READY) lint-format
 LEFT := git merge-base HEAD origin/main 2>/dev/null
 LINT_BASE ?= $(shell base=$$($(LEFT)); [ -n "$$base" ] && [ "$$base" != "$$(git rev-parse HEAD)" ] && \
 	echo $$base || git rev-list --max-count=1 --skip=5 HEAD 2>/dev/null)
-LINT_LIMIT ?= 150
+LINT_LIMIT ?= 90
 CHANGED = $(shell git diff --name-only --diff-filter=d $(LINT_BASE) -- csrc 2>/dev/null)
 CHANGED_HEADERS = $(patsubst csrc/%,-e '"%"',$(filter %.hpp,$(CHANGED)))
 INCLUDING = $(if $(CHANGED_HEADERS),$(shell grep -rlF --include='*.cc' $(CHANGED_HEADERS) csrc))
-TO_TIDY = $(filter $(TIDY),$(patsubst %.cc,build/tidy/%.ok,$(sort $(filter %.cc,$(CHANGED)) $(INCLUDING))))
+# Changed files come first: the limit leaves out files that only include a changed header.
+TIDIED = $(filter $(TIDY),$(patsubst %.cc,build/tidy/%.ok,$(filter %.cc,$(1))))
+TO_TIDY = $(call TIDIED,$(CHANGED)) $(filter-out $(call TIDIED,$(CHANGED)),$(call TIDIED,$(sort $(INCLUDING))))
 lint-changed: $(TOOLS_READY) $(STAMPS)/system-lint
 	@echo "clang-tidy: $(words $(TO_TIDY)) files changed since $(LINT_BASE); make lint-all checks all"
 	@$(if $(TO_TIDY),timeout $(LINT_LIMIT) $(MAKE) -j$(JOBS) $(TO_TIDY) || { status=$$?; [ $$status = 124 ] && \

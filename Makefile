@@ -293,9 +293,14 @@ $(STAMPS)/venv: | $(STAMPS)/system-build
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(STAMPS)/engine: deploy/setup/engine.py | $(STAMPS)/venv
-	@echo "== installing vLLM (minutes, once)"
-	@$(TIMED) "vLLM" $(BIN)/python deploy/setup/engine.py
+# pip uses a single CPU for vLLM, so the core is compiled meanwhile. A failed compilation is repeated,
+# with its errors, by the installation of r2serve.
+$(STAMPS)/engine: deploy/setup/engine.py | $(STAMPS)/tools
+	@echo "== installing vLLM (minutes, once), and compiling the core"
+	@mkdir -p build
+	@CXX=g++ $(TIMED) "core, beside vLLM" $(BIN)/python -m pip wheel $(PIP_CORE) --no-deps --no-index \
+		--wheel-dir build/wheels . >build/core.log 2>&1 & \
+	$(TIMED) "vLLM" $(BIN)/python deploy/setup/engine.py; status=$$?; wait; exit $$status
 	@touch $@
 
 $(SGLANG_STAMPS)/engine: deploy/setup/sglang.py | $(STAMPS)/venv
@@ -311,6 +316,8 @@ $(SGLANG_STAMPS)/r2serve: $(SGLANG_STAMPS)/engine $(STAMPS)/installed deploy/set
 	@touch $@
 
 TOOLS := deploy/setup/tools.txt
+PIP_CORE := --quiet --no-build-isolation -C build-dir=build/native-plain \
+	-C cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO="$(PLAIN_FLAGS)"
 $(STAMPS)/tools: pyproject.toml $(TOOLS) | $(STAMPS)/venv
 	@$(BIN)/python -m pip install --quiet -c $(TOOLS) cmake ninja nanobind scikit-build-core
 	@touch $@
@@ -326,7 +333,6 @@ build-is-gone:
 $(STAMPS)/installed: $(STAMPS)/engine $(STAMPS)/tools $(STAMPS)/mpich pyproject.toml CMakeLists.txt $(CORE) \
 		$(if $(wildcard build/native-plain/build.ninja),,build-is-gone)
 	@echo "== building and installing r2serve"
-	@CXX=g++ $(TIMED) "r2serve and its tools" $(BIN)/python -m pip install --quiet --no-build-isolation -c $(TOOLS) \
-		-C build-dir=build/native-plain \
-		-C cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO="$(PLAIN_FLAGS)" -e '.[bench,sidecar,dev]'
+	@CXX=g++ $(TIMED) "r2serve and its tools" $(BIN)/python -m pip install $(PIP_CORE) -c $(TOOLS) \
+		-e '.[bench,sidecar,dev]'
 	@touch $@

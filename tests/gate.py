@@ -43,6 +43,8 @@ MOST_LATE = 3
 LONGEST_RERUN_S = 900.0
 RECORD_VARIABLE = "GATE_RECORD"
 RECORDS = ROOT / "bench" / "results" / "gate.jsonl"
+PARTS = "parts.jsonl"
+"""The closing lists of all runs of `make test-long`: its parts run apart."""
 
 
 class Gate:
@@ -268,8 +270,7 @@ def main(given: Sequence[str], root: Path = ROOT, known: Sequence[Stage] | None 
     deadline = time.monotonic() + options.deadline
     began = time.time()
     results = results_of(root)
-    shutil.rmtree(results, ignore_errors=True)
-    results.mkdir(parents=True)
+    renew(results)
     os.environ.setdefault(PATIENCE_VARIABLE, f"{strain.factor():.2f}")
     os.environ[FOLDER_VARIABLE] = str(results / "running")
     say(f"factor for waits of tests: {os.environ[PATIENCE_VARIABLE]}")
@@ -300,20 +301,32 @@ def main(given: Sequence[str], root: Path = ROOT, known: Sequence[Stage] | None 
                 factor=gate.patience,
                 figures=monitor.figures(began, time.time()),
             )
-            keep(row, results / "gate.json", options.record)
+            records = (options.record, results / PARTS if options.long else None)
+            keep(row, results / "gate.json", *filter(None, records))
     finally:
         # An interrupted run leaves nothing behind, such as the emulator of a guest.
         kill_all(of_this_run(root))
     return outcomes.status_of(ended)
 
 
-def keep(row: dict[str, object], file: Path, record: Path | None) -> None:
+def renew(results: Path) -> None:
+    """Makes the folder, and removes the results in it, except for the closing lists of parts."""
+    parts = results / PARTS
+    lines = parts.read_bytes() if parts.exists() else b""
+    shutil.rmtree(results, ignore_errors=True)
+    results.mkdir(parents=True)
+    if lines:
+        parts.write_bytes(lines)
+
+
+def keep(row: dict[str, object], file: Path, *records: Path) -> None:
+    """Writes the closing list to `file`, and appends it to each of the records."""
     line = json.dumps(row) + "\n"
     file.write_text(line, encoding="utf-8")
-    if record is not None:
+    for record in records:
         record.parent.mkdir(parents=True, exist_ok=True)  # main() may have removed it
-        with record.open("a", encoding="utf-8") as records:
-            records.write(line)
+        with record.open("a", encoding="utf-8") as lines:
+            lines.write(line)
 
 
 if __name__ == "__main__":

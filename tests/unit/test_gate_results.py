@@ -154,6 +154,16 @@ def test_a_record_gets_its_folder_before_the_run(
     assert [json.loads(line)["commit"] for line in file.read_text().splitlines()] == ["a", "b"]
 
 
+def test_closing_lists_of_parts_outlast_the_next_part(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    for part in ("hour", "stalls"):
+        gate.renew(results)
+        assert not (results / "gate.json").exists()
+        gate.keep({"part": part}, results / "gate.json", results / gate.PARTS)
+    lines = (results / gate.PARTS).read_text().splitlines()
+    assert [json.loads(line)["part"] for line in lines] == ["hour", "stalls"]
+
+
 def test_a_record_without_a_place_is_refused_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

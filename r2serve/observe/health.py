@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from r2serve.observe.journal import RailCounters
+from r2serve.observe.reasons import Reason, Single, named, port_reasons, together
 from r2serve.observe.watch import ENDED, SILENT, Watch, Worker
 
 STUCK_S = 5.0
@@ -24,14 +27,18 @@ _CARRYING = ("UP", "SUSPECT")
 
 @dataclass(frozen=True)
 class Health:
-    """Health of the node. status: ok, degraded, failing or no-engine. reasons: one text each.
+    """Health of the node.
 
-    notes: facts that change no status, because nothing is wrong with a rail.
+    status: ok, degraded, failing or no-engine. reasons: a sentence per fault. notes: facts that
+    change no status, because nothing is wrong with a rail. details: the reasons, and noted: the
+    notes, with the ends that each touches.
     """
 
     status: str
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    details: tuple[Reason, ...] = field(default=(), compare=False)
+    noted: tuple[Reason, ...] = field(default=(), compare=False)
 
     @property
     def ready(self) -> bool:
@@ -61,7 +68,7 @@ class Judge:
     def __call__(self, engine: str | None = None) -> Health:
         """Returns the health of the node, or of the serving engine of this name."""
         if self._blind:
-            return Health(FAILING, (self._blind,))
+            return _health(FAILING, [Reason("journals", self._blind)])
         if engine not in self._found:
             found = examine(self._watch, self._stuck_s, engine)
             if engine is not None and found.status == NO_ENGINE:
@@ -85,14 +92,19 @@ def examine(watch: Watch, stuck_s: float = STUCK_S, engine: str | None = None) -
     without = [one for one in watch.unobserved if engine in (None, one.serving_engine)]
     bare = [one for one in watch.unprotected if engine in (None, one.serving_engine)]
     if not workers and not without and not bare:
-        return Health(NO_ENGINE, (_why_none(watch, engine),))
-    said = tuple(note for worker in workers for note in _notes(worker)) + tuple(map(str, bare))
-    failing = [reason for worker in workers for reason in _failing(worker, stuck_s)]
-    if failing:
-        return Health(FAILING, tuple(failing), said)
-    degraded = [reason for worker in workers for reason in _degraded(worker)]
-    degraded += [str(unobserved) for unobserved in without]
-    return Health(DEGRADED if degraded else OK, tuple(degraded), said)
+        return _health(NO_ENGINE, [Reason("engine", _why_none(watch, engine))])
+    notes = [*_notes(workers), *(Reason(str(note), str(note)) for note in bare)]
+    if failing := _failing(workers, stuck_s):
+        return _health(FAILING, failing, notes)
+    degraded = port_reasons(workers)
+    degraded += [Reason(str(note), str(note)) for note in without]
+    return _health(DEGRADED if degraded else OK, degraded, notes)
+
+
+def _health(status: str, reasons: Sequence[Reason], notes: Sequence[Reason] = ()) -> Health:
+    texts = tuple(reason.text for reason in reasons)
+    noted = tuple(note.text for note in notes)
+    return Health(status, texts, noted, tuple(reasons), tuple(notes))
 
 
 def engines(watch: Watch) -> list[str]:
@@ -117,33 +129,92 @@ def _why_none(watch: Watch, engine: str | None) -> str:
     return text
 
 
-def _failing(worker: Worker, stuck_s: float) -> list[str]:
-    now_ns = time.monotonic_ns()
-    if worker.status == SILENT:
-        silent_s = (now_ns - worker.journal.heartbeat_ns) / 1e9
-        return [f"{worker.label}: the process has had no heartbeat for {silent_s:.0f} s"]
-    reasons = []
+@dataclass(frozen=True, eq=False)
+class _Link:
+    """The rails of a worker to a peer."""
+
+    worker: Worker
+    rails: list[RailCounters]
+
+    @property
+    def peer(self) -> str:
+        return self.rails[0].peer
+
+    @property
+    def is_closed(self) -> bool:
+        return self.rails[0].graceful_close
+
+    @property
+    def is_left(self) -> bool:
+        return any(rail.may_carry and rail.state in _CARRYING for rail in self.rails)
+
+    @property
+    def unheard_s(self) -> float:
+        return max(rail.unheard_ms for rail in self.rails) / 1e3
+
+    def told(self, what: str) -> Single:
+        return Single(self.worker.label, self.peer, f"{self.worker.label}: {what}")
+
+
+def _links_of(worker: Worker) -> list[_Link]:
     peers = defaultdict(list)
     for rail in worker.journal.rails:
         peers[rail.peer_engine].append(rail)
-    for rails in peers.values():
-        peer = rails[0].peer
-        unheard_s = max(rail.unheard_ms for rail in rails) / 1e3
-        if rails[0].graceful_close:
-            reasons.append(f"{worker.label}: {peer} has closed its links")
-        elif not any(rail.may_carry and rail.state in _CARRYING for rail in rails):
-            reasons.append(f"{worker.label}: no rail to {peer} is left")
-        elif unheard_s > stuck_s:
-            reasons.append(
-                f"{worker.label}: {peer} has sent nothing on any rail for {unheard_s:.0f} s"
-                f"{_longest_call(worker, now_ns)}"
-            )
-    return reasons
+    return [_Link(worker, rails) for rails in peers.values()]
 
 
-def _longest_call(worker: Worker, now_ns: int) -> str:
+def _failing(workers: list[Worker], stuck_s: float) -> list[Reason]:
+    now_ns = time.monotonic_ns()
+    silent: list[Worker] = []
+    serving: list[Worker] = []
+    for worker in workers:
+        (silent if worker.status == SILENT else serving).append(worker)
+    links = [link for worker in serving for link in _links_of(worker)]
+    closed = [link.told(f"{link.peer} has closed its links") for link in links if link.is_closed]
+    open_links = [link for link in links if not link.is_closed]
+    gone = [link.told(f"no rail to {link.peer} is left") for link in open_links if not link.is_left]
+    mute = [link for link in open_links if link.is_left and link.unheard_s > stuck_s]
+    return [
+        *_without_heartbeat(silent, now_ns),
+        *together("closed links", closed, "{peers}: links closed; {links}"),
+        *together("no rail", gone, "no rail to {peers} is left; {links}"),
+        *_unheard(mute, now_ns),
+    ]
+
+
+def _unheard(mute: list[_Link], now_ns: int) -> list[Reason]:
+    told = [
+        link.told(
+            f"{link.peer} has sent nothing on any rail for {link.unheard_s:.0f} s"
+            f"{_longest_call([link.worker], now_ns)}"
+        )
+        for link in mute
+    ]
+    longest_s = max((link.unheard_s for link in mute), default=0.0)
+    return together(
+        "unheard",
+        told,
+        f"{{peers}}: nothing sent on any rail for up to {longest_s:.0f} s; {{links}}"
+        + _longest_call([link.worker for link in mute], now_ns),
+    )
+
+
+def _without_heartbeat(silent: list[Worker], now_ns: int) -> list[Reason]:
+    ages_s = [(now_ns - worker.journal.heartbeat_ns) / 1e9 for worker in silent]
+    texts = [
+        f"{worker.label}: the process has had no heartbeat for {age_s:.0f} s"
+        for worker, age_s in zip(silent, ages_s, strict=True)
+    ]
+    if len(texts) < 2:
+        return [Reason("heartbeat", text) for text in texts]
+    workers = named([worker.label for worker in silent], "workers")
+    text = f"{workers}: the processes have had no heartbeat for up to {max(ages_s):.0f} s"
+    return [Reason("heartbeat", text, tuple(texts))]
+
+
+def _longest_call(workers: list[Worker], now_ns: int) -> str:
     """Returns a text about the call that has run for longest; empty without a call."""
-    calls = [group for group in worker.journal.groups if group.call]
+    calls = [group for worker in workers for group in worker.journal.groups if group.call]
     if not calls:
         return ""
     group = min(calls, key=lambda each: each.call_began_ns)
@@ -151,28 +222,18 @@ def _longest_call(worker: Worker, now_ns: int) -> str:
     return f"; {group.call} of {group.name} has run for {ran_s:.0f} s"
 
 
-def _degraded(worker: Worker) -> list[str]:
-    reasons = []
-    for rail in worker.journal.rails:
-        if rail.presence == "never up":
-            why = rail.never_up.replace("_", " ") or f"still {rail.state}"
-            reasons.append(f"{worker.label}: {rail.name} to {rail.peer} has never been up ({why})")
-            continue
-        what = rail.state if rail.state != "UP" else "slow" if rail.slow else ""
-        if not what:
-            continue
-        cause = "" if rail.cause == "none" else f" ({rail.cause})"
-        verdict = "" if rail.verdict == "none" else f", verdict: {rail.verdict}"
-        drill = f", drill: {rail.drill}" if rail.drill else ""
-        about = f"{rail.name} to {rail.peer} is {what}{cause}{verdict}{drill}"
-        reasons.append(f"{worker.label}: {about}")
-    return reasons
-
-
-def _notes(worker: Worker) -> list[str]:
-    if worker.short_of_cpu < SHORT_OF_CPU:
-        return []
-    return [
+def _notes(workers: list[Worker]) -> list[Reason]:
+    short = [worker for worker in workers if worker.short_of_cpu >= SHORT_OF_CPU]
+    texts = [
         f"{worker.label}: this host is short of CPU: the worker did not run for "
         f"{worker.short_of_cpu:.0%} of the last 10 s"
+        for worker in short
     ]
+    if len(texts) < 2:
+        return [Reason("short of CPU", text) for text in texts]
+    share = max(worker.short_of_cpu for worker in short)
+    text = (
+        f"this host is short of CPU: {named([worker.label for worker in short], 'workers')} did "
+        f"not run for up to {share:.0%} of the last 10 s"
+    )
+    return [Reason("short of CPU", text, tuple(texts))]

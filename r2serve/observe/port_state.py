@@ -9,7 +9,7 @@ from r2serve.observe.journal import RailCounters
 from r2serve.observe.watch import Rates, Worker
 
 UP, SLOW, SUSPECT, NEVER_UP, DOWN = "UP", "UP, slow", "SUSPECT", "never up", "DOWN"
-_FROM_BEST_TO_WORST = (UP, SLOW, SUSPECT, NEVER_UP, DOWN)
+FROM_BEST_TO_WORST = (UP, SLOW, SUSPECT, NEVER_UP, DOWN)
 
 
 def state_of(rail: RailCounters) -> str:
@@ -63,7 +63,7 @@ class PortState:
     def take(self, worker: str, rail: RailCounters, rates: Rates) -> None:
         """Adds an end."""
         state = state_of(rail)
-        self.state = max(self.state, state, key=_FROM_BEST_TO_WORST.index)
+        self.state = max(self.state, state, key=FROM_BEST_TO_WORST.index)
         if why := why_of(rail):
             self.whys[why] = None
         self.links += 1

@@ -67,6 +67,8 @@ class Worker:
     _sampled_ns: int = 0
     _sample: list[RailCounters] = field(default_factory=list)
     _short_sample: tuple[int, int] = (0, 0)
+    _lost_ns: dict[int, int] = field(default_factory=dict)
+    _slow_ns: dict[int, int] = field(default_factory=dict)
 
     @property
     def status(self) -> str:
@@ -103,9 +105,30 @@ class Worker:
         """Returns the traffic of the rail at this index of the journal; 0 if unknown."""
         return self.rates[entry] if entry < len(self.rates) else Rates()
 
+    def since_ns(self, entry: int) -> int:
+        """Returns the begin of a rail's present state, CLOCK_MONOTONIC; 0 = unknown.
+
+        entry: index of the rail in the journal. A lost rail has been lost since the loss, not since
+        its last attempt to connect. A slow rail has been slow since it was found to be.
+        """
+        rail = self.journal.rails[entry]
+        if rail.presence == "lost":
+            return self._lost_ns.get(entry, rail.since_ns)
+        if rail.state == "UP" and rail.slow:
+            return self._slow_ns.get(entry, 0)
+        return rail.since_ns
+
     def take(self, new: Journal) -> None:
         self.journal = new
         now_ns = time.monotonic_ns()
+        for event in new.events:
+            if event.kind == "rail_state" and event.value:
+                self._lost_ns[event.entry] = event.time_ns
+                self._slow_ns.pop(event.entry, None)
+            elif event.kind == "speed" and event.text == "slow":
+                self._slow_ns.setdefault(event.entry, event.time_ns)
+            elif event.kind == "speed":
+                self._slow_ns.pop(event.entry, None)
         self._take_shortage(now_ns, new.short_of_cpu_ns)
         passed_s = (now_ns - self._sampled_ns) / 1e9
         if passed_s < _RATE_S:

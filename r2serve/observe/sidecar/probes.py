@@ -52,8 +52,8 @@ def add_probes(app: FastAPI, state: State) -> None:
 
     @app.get("/health", tags=["probes"], response_model=schema.HealthView)
     async def healthy(engine: Engine = None) -> Response:
-        """Health of the node with reasons, for people: always 200."""
-        return respond(state.health_view(engine))
+        """Health of the node for people: a sentence per fault, and its ends; always 200."""
+        return respond(state.health_view(engine, details=True))
 
     @app.get("/metrics", tags=["probes"], response_class=Response, responses=_text("Metrics."))
     async def metrics() -> Response:

@@ -12,18 +12,38 @@ from r2serve.observe.journal import BUCKETS_S
 from r2serve.observe.sidecar.responses import example, instant
 from r2serve.observe.watch import NumberedEvent, Watch, Worker
 
+_REASON = (
+    "rail1@node0 (mlx5_1) on gpu-host-17 is DOWN (reconnecting) since 2026-11-22 05:11:00+00:00: "
+    "carrier_loss, fault at the local NIC; 64 links of 8 workers to 8 peers"
+)
+_END = (
+    "rank 0: rail1@node0 to rank 8 is DOWN (reconnecting) since 2026-11-22 05:11:00+00:00: "
+    "carrier_loss, fault at the local NIC"
+)
+
+
+class ReasonView(BaseModel):
+    model_config = example(about="rail1@node0 (mlx5_1) on gpu-host-17", text=_REASON, ends=[_END])
+    about: str = Field(description="Subject of the fault; equal as long as the fault lasts.")
+    text: str
+    ends: list[str] = Field(
+        description="A text per end of a rail, or per worker, that the fault touches; empty if "
+        "the text tells everything."
+    )
+
 
 class HealthView(BaseModel):
     model_config = example(
         status="degraded",
-        reasons=["rank 0: rail1@node0 to rank 1 is DOWN (carrier_loss)"],
+        reasons=[_REASON],
         notes=[
             "rank 0: this host is short of CPU: the worker did not run for 23% of the last 10 s"
         ],
         engines={"4242": "degraded"},
+        details=[],
     )
     status: Literal["ok", "degraded", "failing", "no-engine"]
-    reasons: list[str] = Field(description="Reasons for a status other than ok.")
+    reasons: list[str] = Field(description="A sentence per fault: port, host and links.")
     notes: list[str] = Field(
         default_factory=list,
         description="Facts that change no status, such as a shortage of CPU, or an engine without "
@@ -35,14 +55,24 @@ class HealthView(BaseModel):
         "for. The name is R2CCL_SERVING_ENGINE, or the process id of the engine's first process.",
     )
 
+    details: list[ReasonView] = Field(
+        default_factory=list,
+        description="The reasons and then the notes, with the ends of rails that each touches; "
+        "in answers of /health only.",
+    )
+
     @classmethod
-    def of(cls, health: Health, engines: dict[str, str] | None = None) -> HealthView:
+    def of(
+        cls, health: Health, engines: dict[str, str] | None = None, *, details: bool = False
+    ) -> HealthView:
+        told = (*health.details, *health.noted) if details else ()
         return cls.model_validate(
             {
                 "status": health.status,
                 "reasons": list(health.reasons),
                 "notes": list(health.notes),
                 "engines": engines or {},
+                "details": [vars(one) for one in told],
             }
         )
 
@@ -127,7 +157,9 @@ class RailView(BaseModel):
     kind: str = Field(description="tcp, verbs, shm, or control (the management NIC).")
     device: str = Field(description="Network interface, or RDMA device and port.")
     state: str = Field(description="CONNECTING, PROBATION, UP, SUSPECT, DOWN or FENCING.")
-    since: datetime = Field(description="Time of the last state change.")
+    since: datetime = Field(
+        description="Time of the last state change; for a lost rail, of the loss."
+    )
     cause: str = Field(description="First symptom of the last loss; none = no cause recorded.")
     verdict: str = Field(
         description="Location of the last fault: local NIC, remote NIC, path, transient, peer; "
@@ -171,7 +203,7 @@ class RailView(BaseModel):
                     kind=rail.kind,
                     device=rail.device,
                     state=rail.state,
-                    since=instant(worker.journal.clock_ns(rail.since_ns)),
+                    since=instant(worker.journal.clock_ns(worker.since_ns(entry) or rail.since_ns)),
                     cause=rail.cause,
                     verdict=rail.verdict,
                     slow=rail.slow,

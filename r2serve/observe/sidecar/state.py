@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from pydantic import BaseModel
 
 from r2serve.observe.health import STUCK_S, Judge, engines
 from r2serve.observe.requests import Requests
+from r2serve.observe.sidecar.health_log import HealthLog
 from r2serve.observe.sidecar.metrics import Metrics
 from r2serve.observe.sidecar.peers import Peers
 from r2serve.observe.sidecar.responses import as_json
@@ -18,6 +20,8 @@ from r2serve.observe.watch import Watch
 
 LOOK_S = 0.05
 """Polling interval of the journals, s."""
+LOG_S = 0.5
+"""Interval of looks at the health for the log, s."""
 
 
 class State:
@@ -30,6 +34,8 @@ class State:
         self.health = Judge(watch, stuck_s)
         self.metrics = Metrics(watch, peers, self.requests, self.health)
         self.streams = Streams()
+        self._health_log = HealthLog()
+        self._health_logged_s = 0.0
         self._journals_read = False
         self._rendered: dict[str, bytes] = {}
         self._news = asyncio.Event()
@@ -55,8 +61,15 @@ class State:
         self.metrics.take(new)
         self.metrics.take_requests(self.requests.look())
         self._rendered.clear()
+        self._log_health()
         if new:
             self.wake()
+
+    def _log_health(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._health_logged_s >= LOG_S:
+            self._health_logged_s = now_s
+            self._health_log.take(self.health(), now_s)
 
     def wake(self) -> None:
         """Wakes the streams."""
@@ -67,11 +80,16 @@ class State:
         """Returns as soon as new events have arrived, or after :meth:`wake`."""
         await self._news.wait()
 
-    def health_view(self, engine: str | None = None) -> HealthView:
-        """Returns the health of the node, or of a serving engine, with that of each engine."""
+    def health_view(self, engine: str | None = None, *, details: bool = False) -> HealthView:
+        """Returns the health of the node, or of a serving engine, with that of each engine.
+
+        details: with the ends of rails that each reason touches.
+        """
         names = engines(self.watch) if engine is None else []
         return HealthView.of(
-            self.health(engine), {name: self.health(name).status for name in names}
+            self.health(engine),
+            {name: self.health(name).status for name in names},
+            details=details,
         )
 
     def known(self, name: str) -> bytes | None:

@@ -8,6 +8,7 @@ may begin a step before the step before has ended. Not thread-safe.
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -295,7 +296,8 @@ class Attribution:
         The report is logged after REPORT_AFTER_S as a single line, however many steps stalled.
         """
         if self._report is None or self._report.said:
-            self._report = StallReport(engine, since_ns=stalls[0].time_ns - stalls[0].value)
+            began_ns = stalls[0].time_ns - stalls[0].value
+            self._report = StallReport(engine, since_ns=began_ns, host=socket.gethostname())
             self._report.say_after(REPORT_AFTER_S)
         self._report.add(
             sum(stall.value for stall in stalls), self._names((*step.prefill, *step.decode))

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from r2serve.observe import journal
 from r2serve.observe.journal import Event, Journal
+from r2serve.observe.reasons import named
 
 _LOG = logging.getLogger("r2serve.faults")
 
@@ -33,9 +34,10 @@ class StallReport:
     Thread-safe: a timer may log the line while a worker adds steps.
     """
 
-    def __init__(self, source: Source, *, since_ns: int) -> None:
-        """since_ns: begin of the first stall, CLOCK_MONOTONIC in ns."""
+    def __init__(self, source: Source, *, since_ns: int, host: str = "") -> None:
+        """since_ns: begin of the first stall, CLOCK_MONOTONIC in ns. host: name of this host."""
         self._source = source
+        self._host = host
         self._since_ns = since_ns
         self._stalled_ns = 0
         self._steps = 0
@@ -74,9 +76,11 @@ class StallReport:
         moves = {event.entry: event for event in events if event.kind == "rail_state"}
         losses = {one.entry: one for one in events if one.kind == "rail_state" and one.value}
         causes = _by_cause(list(losses.values()), read)
-        what = [(_lost(cause, events), cause[0].in_drill) for cause in causes] or [
-            (f"{event.rail} to {event.peer} was suspected", event.in_drill)
-            for event in moves.values()
+        what = [
+            (_lost(cause, events, self._where(cause, read)), cause[0].in_drill) for cause in causes
+        ] or [
+            (f"{self._where(rail, read)} to {_peers(rail)} was suspected", rail[0].in_drill)
+            for rail in _by_rail(moves.values())
         ]
         short_ns = sum(event.value for event in events if event.kind == "short_of_cpu")
         short = f"; this host was short of CPU: {short_ns / 1e6:.0f} ms lost" if short_ns else ""
@@ -85,6 +89,24 @@ class StallReport:
             f"{_told(what) or _repeated(events)}: {self._stalled_ns / 1e6:.1f} ms stall in "
             f"{steps}; {_carrying(read, moves)}; {_requests(list(self._requests))}{short}"
         )
+
+    def _where(self, cause: list[Event], read: Journal) -> str:
+        """Returns the rails of a cause with their ports, and the host."""
+        rails = {one.rail: read.rails[one.entry].device for one in cause if one.entry >= 0}
+        names = [f"{name} ({device})" if device else name for name, device in rails.items()]
+        return " and ".join(names) + (f" on {self._host}" if self._host else "")
+
+
+def _peers(cause: list[Event]) -> str:
+    return named([one.peer for one in cause], "peers")
+
+
+def _by_rail(events: Iterable[Event]) -> list[list[Event]]:
+    """Groups the events of a rail to several peers; events in a drill stay apart."""
+    found: dict[tuple[str, bool], list[Event]] = {}
+    for event in events:
+        found.setdefault((event.rail, event.in_drill), []).append(event)
+    return list(found.values())
 
 
 def _told(what: list[tuple[str, bool]]) -> str:
@@ -96,26 +118,28 @@ def _told(what: list[tuple[str, bool]]) -> str:
 
 def _repeated(events: list[Event]) -> str:
     """Returns a cause without a change of state: chunks were sent again."""
-    rails = {
-        f"{event.rail} to {event.peer}": None
-        for event in events
-        if event.kind in ("replay", "hedge") and event.rail
-    }
+    again = [event for event in events if event.kind in ("replay", "hedge") and event.rail]
+    rails = {f"{rail[0].rail} to {_peers(rail)}": None for rail in _by_rail(again)}
     if not rails:
         return "no loss or suspicion of a rail is recorded"
     return f"chunks of {', '.join(rails)} were sent again"
 
 
 def _by_cause(losses: list[Event], read: Journal) -> list[list[Event]]:
-    """Groups the losses with a single cause: of rails that share a port, at the same time."""
+    """Groups the losses with a single cause: of rails that share a port, at the same time.
+
+    A rail uses one port to all peers. Its losses of one kind at the same time are one cause.
+    """
     causes: list[list[Event]] = []
     for loss in losses:
         for cause in causes:
             first = cause[0]
             unit, other = read.rails[loss.entry].unit, read.rails[first.entry].unit
             together = abs(loss.time_ns - first.time_ns) <= TOGETHER_NS
-            alike = loss.in_drill == first.in_drill and _is_of_port(loss) and _is_of_port(first)
-            if unit and unit == other and together and alike:
+            of_port = _is_of_port(loss) and _is_of_port(first)
+            one_port = unit and unit == other and of_port
+            one_rail = loss.rail == first.rail and loss.text == first.text
+            if loss.in_drill == first.in_drill and together and (one_port or one_rail):
                 cause.append(loss)
                 break
         else:
@@ -127,24 +151,21 @@ def _is_of_port(loss: Event) -> bool:
     return loss.text.partition(" ")[2] in ("carrier_loss", "device_loss")
 
 
-def _lost(cause: list[Event], events: list[Event]) -> str:
+def _lost(cause: list[Event], events: list[Event], where: str) -> str:
     """Describes the loss of a rail, or of several rails by a single cause."""
     loss = cause[0]
+    ends = {(one.entry, one.epoch) for one in cause}
     at = [
         f"the fault is {'' if event.text == 'transient' else 'at the '}{event.text}"
         for event in events
-        if event.kind == "verdict" and event.entry == loss.entry and event.epoch == loss.epoch
+        if event.kind == "verdict" and (event.entry, event.epoch) in ends
     ]
     why = ", ".join(filter(None, [loss.text.partition(" ")[2], *at[-1:]]))
-    if len(cause) == 1:
-        return f"{loss.rail} to {loss.peer} was lost ({why})"
-    names = list(dict.fromkeys(one.rail for one in cause))
-    peers = list(dict.fromkeys(one.peer for one in cause))
-    if len(names) == 1:
-        return f"{names[0]} to {', '.join(peers)} was lost ({why})"
+    if len({one.rail for one in cause}) == 1:
+        return f"{where} to {_peers(cause)} was lost ({why})"
     return (
-        f"{' and '.join(names)} to {', '.join(peers)} were lost together ({why}): one cause, "
-        "because they share a port"
+        f"{where} to {_peers(cause)} were lost together ({why}): one cause, because they share a "
+        "port"
     )
 
 

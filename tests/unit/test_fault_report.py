@@ -148,3 +148,22 @@ def test_a_peer_without_a_rail_is_named() -> None:
     assert "; no rail to rank 1 is left; " in said(rails, loss(rails, 0, 0))
     both = said(rails, loss(rails, 0, 0), loss(rails, 1, 0))
     assert "; carried by rail0@node0, no rail to rank 1 is left; " in both
+
+
+def test_a_port_lost_to_many_peers_is_told_once_by_port_and_host() -> None:
+    rails = [
+        replace(rail(f"rail{number}@node0", 0, peer), device=f"mlx5_{number}")
+        for peer in range(1, 9)
+        for number in (0, 1)
+    ]
+    left = [replace(one, state="UP") if one.name == "rail1@node0" else one for one in rails]
+    losses = [loss(left, entry, entry * MS) for entry in range(0, 16, 2)]
+    read = Journal(process=1, rails=left, events=losses)
+    told = StallReport(NoSource(), since_ns=BEGAN, host="gpu-host-17").line(read)
+    assert told == (
+        "rail0@node0 (mlx5_0) on gpu-host-17 to 8 peers was lost (carrier_loss): 0.0 ms stall in "
+        "0 steps; carried by rail1@node0; no request waited"
+    )
+    again = [replace(one, kind="replay", text="", value=3) for one in losses]
+    told = StallReport(NoSource(), since_ns=BEGAN).line(replace(read, events=again))
+    assert told.startswith("chunks of rail0@node0 to 8 peers were sent again: ")

@@ -1,17 +1,18 @@
 // The dashboard. Fetches the sidecar's state (/health, /v1/*) on every streamed event, and once per
 // second for counters.
 
+import { age, byNumber, bytes, duration, element, exactly, moment, place, say, shortened, word } from "./page.js";
+import { drawRails, look, severity, stateOf, why } from "./picture.js";
+import { showReasons } from "./reasons.js";
+import { drawTimeline, keepWorkers, move } from "./timeline.js";
+
 const REFRESH_MS = 1000;
 const AT_MOST_EVERY_MS = 100;
 const WINDOW_S = 10; // averaging window of the collectives table
-const TIMELINE_MS = 5 * 60 * 1000;
 const EVENTS_SHOWN = 200;
 const REQUESTS_SHOWN = 20;
 const NOTABLE = new Set(["rail_state", "verdict", "speed", "stall", "abort", "injected", "short_of_cpu"]);
 
-// Ordered from best to worst. A port shows the worst state of all rail ends at this port.
-const STATES = ["UP", "SUSPECT", "PROBATION", "CONNECTING", "FENCING", "DOWN"];
-const LOOKS = { UP: "good", SUSPECT: "warn", PROBATION: "new", CONNECTING: "bad", FENCING: "bad", DOWN: "bad" };
 const HEALTH = {
   ok: ["good", "All rails up"],
   degraded: ["warn", "Degraded: requests are served"],
@@ -19,63 +20,29 @@ const HEALTH = {
   "no-engine": ["new", "No engine is running here"],
 };
 
-const place = (id) => document.getElementById(id);
-
-function element(name, attributes = {}, ...children) {
-  const svg = ["line", "rect", "text", "title", "g"].includes(name);
-  const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
-}
-
-function bytes(count) {
-  const units = ["B", "kB", "MB", "GB", "TB"];
-  let unit = 0;
-  for (; count >= 1000 && unit < units.length - 1; unit++) count /= 1000;
-  return `${count.toFixed(count < 10 && unit > 0 ? 1 : 0)} ${units[unit]}`;
-}
-
-function duration(seconds) {
-  if (seconds < 1e-3) return `${(seconds * 1e6).toFixed(0)} µs`;
-  if (seconds < 1) return `${(seconds * 1e3).toFixed(1)} ms`;
-  return `${seconds.toFixed(1)} s`;
-}
-
-const byNumber = (a, b) => a.localeCompare(b, "en", { numeric: true });
-const CLOCK = { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false };
-const clock = (time) => new Date(time).toLocaleTimeString([], { ...CLOCK, fractionalSecondDigits: 3 });
-
 // ---- rails ----
 
-// Merges all rail ends at each port: worst state, sum of the rates, set of peers.
+// Merges all rail ends at each port: worst state since its begin, sum of the rates, set of peers.
 function ports(rails) {
   const found = new Map();
   for (const rail of rails) {
     if (rail.kind === "shm") continue;
-    const port = found.get(rail.name) ?? { ...rail, tx: 0, rx: 0, peers: new Set() };
-    const worse = STATES.indexOf(rail.state) > STATES.indexOf(port.state);
-    if (worse || (rail.presence === "never up" && port.presence !== "never up")) Object.assign(port, rail);
-    port.slow ||= rail.slow;
+    const port = found.get(rail.name) ?? { ...rail, tx: 0, rx: 0, links: 0, up: 0, peers: new Set() };
+    const worse = severity(rail) - severity(port);
+    if (worse > 0) Object.assign(port, rail);
+    else if (worse === 0 && Date.parse(rail.since) < Date.parse(port.since)) port.since = rail.since;
     port.tx += rail.tx_bytes_per_s;
     port.rx += rail.rx_bytes_per_s;
+    port.links++;
+    port.up += rail.state === "UP";
     port.peers.add(rail.peer);
     found.set(rail.name, port);
   }
   return [...found.values()].sort((a, b) => byNumber(a.name, b.name));
 }
 
-function stateOf(port) {
-  if (port.presence === "never up") return "never up";
-  const state = port.state === "UP" && port.slow ? "UP, slow" : port.state;
-  return port.reserve ? `${state}, reserve` : state;
-}
-const look = (port) => (port.state === "UP" && port.slow ? "warn" : LOOKS[port.state] ?? "new");
-// Why a rail is not UP: the cause of its loss, or the reason why it has never been up.
-const why = (port) => (port.presence === "never up" ? port.never_up.replaceAll("_", " ") : word(port.cause));
 // The sidecar reports a mean rate, so a rail not UP shows no rate instead of a stale value.
 const rate = (port, count) => (port.state === "UP" ? `${bytes(count)}/s` : "");
-const word = (text) => (text === "none" ? "" : text);
 
 function showRails(found) {
   const rows = found.map((port) =>
@@ -83,49 +50,15 @@ function showRails(found) {
       element("th", { scope: "row" }, port.name),
       element("td", {}, port.device || port.kind),
       element("td", { class: look(port) }, stateOf(port)),
-      element("td", {}, clock(port.since)),
+      element("td", { title: exactly(port.since) }, `${moment(port.since)} (${age(port.since)})`),
       element("td", {}, port.state === "UP" ? "" : why(port)),
       element("td", {}, port.state === "UP" ? "" : word(port.verdict)),
+      element("td", { class: "number" }, `${port.up} of ${port.links}`),
       element("td", { class: "number" }, rate(port, port.tx)),
       element("td", { class: "number" }, rate(port, port.rx)),
       element("td", { class: "number" }, `${port.round_trip_us.toFixed(0)} µs`)));
   place("rails").replaceChildren(...rows);
   drawRails(found);
-}
-
-function faultAt(verdict) {
-  return verdict === "transient" ? "transient fault" : `fault at the ${verdict}`;
-}
-
-// Draws a box per node, a box for the peers, and a line per port in between.
-function drawRails(found) {
-  const [width, step, box] = [760, 44, 130];
-  const nodes = Map.groupBy(found, (port) => port.name.split("@")[1] ?? "this node");
-  if (!nodes.size) nodes.set("no rails", []);
-  const drawn = [];
-  let top = 0;
-  for (const [node, ports] of nodes) {
-    const height = Math.max(1, ports.length) * step + 16;
-    const peers = new Set(ports.flatMap((port) => [...port.peers]));
-    const others = peers.size > 2 ? `${peers.size} peers` : [...peers].join(", ") || "no peer";
-    for (const [x, words] of [[1, node], [width - box - 1, others]])
-      drawn.push(
-        element("rect", { class: "node", x, y: top + 4, width: box, height: height - 8, rx: 8 }),
-        element("text", { x: x + 12, y: top + height / 2 + 4 }, words));
-    ports.forEach((port, row) => {
-      const y = top + 8 + step * (row + 0.65);
-      const words = [port.name, port.device, stateOf(port)];
-      if (port.state === "UP") words.push(`${bytes(port.tx + port.rx)}/s`);
-      else words.push(word(port.cause), word(port.verdict) && faultAt(port.verdict));
-      drawn.push(
-        element("line", { class: `rail ${look(port)}`, x1: box + 6, x2: width - box - 6, y1: y, y2: y }),
-        element("text", { class: look(port), x: width / 2, y: y - 8, "text-anchor": "middle" }, words.filter(Boolean).join(" · ")));
-    });
-    top += height;
-  }
-  const svg = place("picture");
-  svg.setAttribute("viewBox", `0 0 ${width} ${top}`);
-  svg.replaceChildren(...drawn);
 }
 
 // ---- collectives ----
@@ -151,6 +84,7 @@ function showCollectives({ bounds_s: bounds, collectives }) {
   const shown = [...rows].map(([key, row]) => {
     const old = before.rows.get(key);
     const buckets = row.buckets.map((count, index) => count - (old?.buckets[index] ?? 0));
+    const stalled = row.stalled_s - (old?.stalled_s ?? 0);
     const rate = (row.calls - (old?.calls ?? 0)) / Math.max(at - before.at, 1);
     const of = (share) => {
       const bound = quantile(buckets, bounds, share);
@@ -160,7 +94,7 @@ function showCollectives({ bounds_s: bounds, collectives }) {
       element("th", { scope: "row" }, row.label), element("td", {}, row.group), element("td", {}, row.collective),
       element("td", { class: "number" }, rate.toFixed(rate < 10 ? 1 : 0)),
       element("td", { class: "number" }, of(0.5)), element("td", { class: "number" }, of(0.99)),
-      element("td", { class: "number" }, row.stalled_s ? duration(row.stalled_s) : ""));
+      element("td", { class: "number" }, stalled > 0 ? duration(stalled) : ""));
   });
   place("collectives").replaceChildren(...shown);
 }
@@ -175,23 +109,28 @@ function showNodes({ members }) {
     const rails = (node?.rails ?? []).filter((rail) => rail.kind !== "shm");
     const running = (node?.workers ?? []).filter((worker) => worker.status === "running");
     return element("tr", {},
-      element("th", { scope: "row" }, url ? element("a", { href: url }, url) : "this sidecar"),
+      element("th", { scope: "row" }, url ? element("a", { href: url, title: url }, url) : "this sidecar"),
       element("td", { class: looks }, words),
       element("td", {}, answers ? running.map((worker) => worker.label).join(", ") : ""),
       element("td", {}, answers ? `${rails.filter((rail) => rail.state === "UP").length} of ${rails.length}` : ""),
-      element("td", {}, answers ? node.health.reasons.join("; ") : error));
+      element("td", { class: "words" }, answers ? node.health.reasons.join("; ") : error));
   });
   place("members").replaceChildren(...rows);
 }
 
 // ---- requests ----
 
+function requestLink(id) {
+  const href = `v1/requests/${encodeURIComponent(id)}/impact`;
+  return element("a", { href, title: id, "aria-label": id }, shortened(id));
+}
+
 function showRequests({ requests }) {
   const time = (seconds) => (seconds === null ? "" : duration(seconds));
   const before = (request) => request.queue_stall_s + request.prefill_stall_s;
   const rows = requests.map((request) =>
     element("tr", {},
-      element("th", { scope: "row" }, element("a", { href: `v1/requests/${encodeURIComponent(request.id)}/impact` }, request.id)),
+      element("th", { scope: "row" }, requestLink(request.id)),
       element("td", {}, request.status),
       element("td", { class: "number" }, request.stall_percent === null
         ? duration(request.stall_s)
@@ -208,7 +147,6 @@ function showRequests({ requests }) {
 // ---- events ----
 
 const events = []; // oldest first
-const lanes = new Map(); // state changes per rail end: { name, worker, moves }
 
 function describe(event) {
   const where = event.rail ? `${event.rail} to ${event.peer}` : event.group;
@@ -227,13 +165,7 @@ function describe(event) {
 }
 
 function take(event) {
-  if (event.kind === "rail_state") {
-    const key = `${event.worker} ${event.rail} ${event.peer}`;
-    const [, to] = event.text.split(" ")[0].split("->");
-    const lane = lanes.get(key) ?? lanes.set(key, { name: event.rail, worker: event.worker, moves: [] }).get(key);
-    lane.moves.push({ at: Date.parse(event.time), state: to });
-    if (lane.moves.length > 500) lane.moves.shift();
-  }
+  if (event.kind === "rail_state") move(event);
   if (!NOTABLE.has(event.kind)) return;
   events.push(event);
   if (events.length > EVENTS_SHOWN) events.shift();
@@ -241,52 +173,8 @@ function take(event) {
 
 function showEvents() {
   const items = events.toReversed().map((event) =>
-    element("li", { "data-kind": event.kind }, element("time", { datetime: event.time }, clock(event.time)), describe(event)));
+    element("li", { "data-kind": event.kind }, element("time", { datetime: event.time }, exactly(event.time)), describe(event)));
   place("events").replaceChildren(...items);
-}
-
-// Returns the worst state among the lanes after each state change.
-function worstOf(found) {
-  const all = found.flatMap((lane) => lane.moves.map((move) => ({ ...move, lane }))).sort((a, b) => a.at - b.at);
-  const now = new Map();
-  return all.map(({ at, state, lane }) => {
-    now.set(lane, state);
-    const worst = Math.max(...[...now.values()].map((each) => STATES.indexOf(each)));
-    return { at, state: STATES[worst] };
-  });
-}
-
-function drawTimeline() {
-  const [width, row, left] = [760, 18, 130];
-  const now = Date.now();
-  const x = (at) => left + (width - left) * Math.max(0, 1 - (now - at) / TIMELINE_MS);
-  const names = [...new Set([...lanes.values()].map((lane) => lane.name))].sort(byNumber);
-  const svg = place("timeline");
-  svg.setAttribute("viewBox", `0 0 ${width} ${names.length * row + 20}`);
-  const drawn = [];
-  names.forEach((name, index) => {
-    const y = index * row;
-    drawn.push(element("text", { x: 0, y: y + 13 }, name));
-    const moves = worstOf([...lanes.values()].filter((lane) => lane.name === name));
-    moves.forEach((move, at) => {
-      const end = moves[at + 1]?.at ?? now;
-      if (now - end > TIMELINE_MS) return;
-      drawn.push(element("rect", {
-        class: LOOKS[move.state] ?? "new", x: x(move.at), y: y + 3, width: Math.max(1.5, x(end) - x(move.at)), height: row - 6,
-      }, element("title", {}, `${name} ${move.state} at ${clock(move.at)}`)));
-    });
-  });
-  const bottom = names.length * row + 14;
-  drawn.push(
-    element("text", { class: "quiet", x: left, y: bottom }, "5 minutes ago"),
-    element("text", { class: "quiet", x: width, y: bottom, "text-anchor": "end" }, "now"));
-  svg.replaceChildren(...drawn);
-}
-
-// Drops the lanes of ended workers, so the timeline shows only running workers.
-function forgetLanes(rails) {
-  const running = new Set(rails.map((rail) => rail.worker));
-  for (const [key, lane] of lanes) if (!running.has(lane.worker)) lanes.delete(key);
 }
 
 // ---- updates ----
@@ -297,13 +185,19 @@ async function ask(path) {
   return answer.json();
 }
 
-function showHealth({ status, reasons, notes }) {
+function showHealth({ status, details }) {
   const [looks, words] = HEALTH[status];
-  const pill = place("health");
-  pill.className = `pill ${looks}`;
-  if (pill.textContent !== words) pill.textContent = words;
-  const said = [...reasons, ...notes];
-  place("reasons").replaceChildren(...said.map((text) => element("li", {}, text)));
+  place("health").className = `pill ${looks}`;
+  say("health", words);
+  showReasons(details);
+}
+
+// Which machine to walk to, and what it serves.
+function showNode({ host, models }, workers) {
+  const count = workers.size === 1 ? "1 worker" : `${workers.size} workers`;
+  say("node", [host, ...models.map((name) => shortened(name, 48)), count].join(" · "));
+  place("node").title = [host, ...models].join(" · ");
+  document.title = `r2serve: ${host}`;
 }
 
 let asking = false;
@@ -313,18 +207,20 @@ async function refresh() {
   if (asking) return;
   asking = true;
   try {
-    const [health, rails, collectives, requests, cluster] = await Promise.all(
-      ["health", "v1/rails", "v1/collectives", `v1/requests?waited=true&limit=${REQUESTS_SHOWN}`, "v1/cluster"].map(ask));
+    const [health, rails, collectives, requests, cluster, sidecar] = await Promise.all(
+      ["health", "v1/rails", "v1/collectives", `v1/requests?waited=true&limit=${REQUESTS_SHOWN}`, "v1/cluster", "v1/sidecar"].map(ask));
     showHealth(health);
     showRails(ports(rails.rails));
-    forgetLanes(rails.rails);
+    const workers = new Set(rails.rails.map((rail) => rail.worker));
+    keepWorkers(workers);
+    showNode(sidecar, workers);
     showCollectives(collectives);
     showRequests(requests);
     showNodes(cluster);
     drawTimeline();
-    place("connection").textContent = "live";
+    say("connection", "live");
   } catch {
-    place("connection").textContent = "the sidecar does not answer";
+    say("connection", "the sidecar does not answer");
   } finally {
     asking = false;
   }

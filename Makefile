@@ -296,7 +296,7 @@ $(STAMPS)/venv: | $(STAMPS)/system-build
 # pip uses a single CPU for vLLM, so the core is compiled meanwhile. A failed compilation is repeated,
 # with its errors, by the installation of r2serve.
 $(STAMPS)/engine: deploy/setup/engine.py | $(STAMPS)/tools
-	@echo "== installing vLLM (minutes, once), and compiling the core"
+	@echo "== installing vLLM, once: about 4 GB on disk, some minutes; for an NVIDIA GPU, a download of 3 GB"
 	@mkdir -p build
 	@CXX=g++ $(TIMED) "core, beside vLLM" $(BIN)/python -m pip wheel $(PIP_CORE) --no-deps --no-index \
 		--wheel-dir build/wheels . >build/core.log 2>&1 & \
@@ -318,13 +318,14 @@ $(SGLANG_STAMPS)/r2serve: $(SGLANG_STAMPS)/engine $(STAMPS)/installed deploy/set
 TOOLS := deploy/setup/tools.txt
 PIP_CORE := --quiet --no-build-isolation -C build-dir=build/native-plain \
 	-C cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO="$(PLAIN_FLAGS)"
+PIP := $(BIN)/python deploy/setup/pip_quietly.py
 $(STAMPS)/tools: pyproject.toml $(TOOLS) | $(STAMPS)/venv
-	@$(BIN)/python -m pip install --quiet -c $(TOOLS) cmake ninja nanobind scikit-build-core
+	@$(PIP) install --quiet -c $(TOOLS) cmake ninja nanobind scikit-build-core
 	@touch $@
 
 # Installed under a separate prefix, because Open MPI's programs have the same names.
 $(STAMPS)/mpich: | $(STAMPS)/venv
-	@$(BIN)/python -m pip install --quiet --prefix $(VENV)/mpich mpich
+	@$(PIP) install --quiet --prefix $(VENV)/mpich mpich
 	@touch $@
 
 # The core is compiled here, never at import. Python sources are used in place.
@@ -332,7 +333,7 @@ $(STAMPS)/mpich: | $(STAMPS)/venv
 build-is-gone:
 $(STAMPS)/installed: $(STAMPS)/engine $(STAMPS)/tools $(STAMPS)/mpich pyproject.toml CMakeLists.txt $(CORE) \
 		$(if $(wildcard build/native-plain/build.ninja),,build-is-gone)
-	@echo "== building and installing r2serve"
-	@CXX=g++ $(TIMED) "r2serve and its tools" $(BIN)/python -m pip install $(PIP_CORE) -c $(TOOLS) \
+	@echo "== building and installing r2serve: about 4 minutes of CPU time at first"
+	@CXX=g++ $(TIMED) "r2serve and its tools" $(PIP) install $(PIP_CORE) -c $(TOOLS) \
 		-e '.[bench,sidecar,dev]'
 	@touch $@

@@ -34,7 +34,7 @@ def supported_vllm() -> str:
 
 
 def pip(*arguments: str) -> bool:
-    command = [sys.executable, "-m", "pip", *arguments]
+    command = [sys.executable, str(ROOT / "deploy" / "setup" / "pip_quietly.py"), *arguments]
     return subprocess.run(command, check=False).returncode == 0
 
 

@@ -96,6 +96,8 @@ def run_demo(options: DemoOptions, progress: Progress) -> Report:
     Raises only interruptions and errors of the machine.
     """
     begun = time.monotonic()
+    longer = ", and longer with the stock communicator" if options.baseline else ""
+    progress.line(f"the demo takes about 4 minutes on two cores{longer}")
     labs.sweep()
     workdir.sweep()
     with (

@@ -266,9 +266,7 @@ def _fault_table(faults: Sequence[FaultReport]) -> Table:
         table.add_column(name, justify="left" if left else "right", overflow="fold")
     table.add_column("rail after", overflow="fold")
     table.add_column("rejoined after ms", justify="right", overflow="fold")
-    table.add_column("tokens/s before / during / after", justify="right", overflow="fold")
     for fault in faults:
-        rates = [fault.tokens_per_s.get(name) for name in ("before", "during", "after")]
         table.add_row(
             fault.kind,
             fault.rail,
@@ -277,7 +275,6 @@ def _fault_table(faults: Sequence[FaultReport]) -> Table:
             str(fault.replayed_chunks),
             fault.rail_after or "none",
             "never" if fault.rejoin_ms is None else f"{fault.rejoin_ms:.0f}",
-            " / ".join("?" if rate is None else f"{rate:.0f}" for rate in rates),
         )
     return table
 

@@ -161,6 +161,8 @@ def test_the_table_shows_the_outcome() -> None:
     text = shown(good_report())
     for wanted in ("8 of 8", "identical", "rail0@node0", "black_hole", "3.2", "passed"):
         assert wanted in text
+    # A rate also follows the machine's other work, so the table has stalls, and JSON has rates.
+    assert "tokens/s" not in text
 
 
 def test_the_management_nic_is_shown_if_there_is_any() -> None:

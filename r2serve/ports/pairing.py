@@ -125,7 +125,7 @@ def lonely_ports(
     for device, why in (entry for each in reasons for entry in each.items()):
         if device not in told and why not in found.setdefault(device, []):
             found[device].append(why)
-    sentences = []
+    sentences: list[tuple[bool, str]] = []
     for device, (first, *more) in found.items():
         useless = device not in reserves and all(device in each for each in reasons)
         if useless and more:

@@ -172,7 +172,10 @@ def test_the_page_leads_to_a_server_that_survives_a_lost_cable(reader: Reader) -
     before = tokens()
     assert asking.poll() is None, "the answer ended before the fault"
     timely(lambda: tokens() > before + 50, "tokens after the fault", within_s=TOKENS_S)
-    lost = r"rail0@node0 \(.*\) on .* to rank 1 was lost \(.*\): .* stall in .*; carried by .*; requests: cmpl-"
+    lost = (
+        r"rail0@node0 \(.*\) on .* to rank 1 was lost \(.*\): .* stall in .*; carried by .*; "
+        r"requests: cmpl-"
+    )
     timely(lambda: re.search(lost, log(0)), "the line about the fault", within_s=120)
     timely(lambda: "rail0@node0 DOWN" in states()[0], "the port is DOWN", within_s=120, every_s=1)
     assert reader.run(0, rails.text)[0] == 0  # requests are served

@@ -250,10 +250,7 @@ class Link {
   void begin_drill(RailId rail, std::uint8_t kind, TimeNs duration, TimeNs now);
   void end_drill(RailId rail, TimeNs now);
   // Returns true once the peer has confirmed the last begin or end, or has ended.
-  [[nodiscard]] bool drill_known(RailId rail) const {
-    const RailDrills& drills = rails_[rail].drills;
-    return drills.known == drills.told || peer_closed_ || peer_gone_;
-  }
+  [[nodiscard]] bool drill_known(RailId rail) const;
   // Returns the kind of the drill by either end that explains events of the rail; no_drill: none.
   [[nodiscard]] std::uint8_t drill(RailId rail, TimeNs now) const;
   [[nodiscard]] bool in_drill(RailId rail, TimeNs now) const;

@@ -28,6 +28,11 @@ void Link::end_drill(RailId id, TimeNs now) {
   announce_drill(id, now);
 }
 
+bool Link::drill_known(RailId id) const {
+  const RailDrills& drills = rails_[id].drills;
+  return drills.known == drills.told || peer_closed_ || peer_gone_;
+}
+
 bool Link::in_drill(RailId id, TimeNs now) const { return drill(id, now) != no_drill; }
 
 std::uint8_t Link::drill(RailId id, TimeNs now) const {

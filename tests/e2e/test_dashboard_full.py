@@ -139,7 +139,8 @@ def test_an_open_fault_stays_open_and_keeps_the_focus(served, page) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_long_id_is_shortened_and_whole_on_hover(served, page) -> None:
-    fields = RequestView.model_config["json_schema_extra"]["examples"][0]
+    extra: Any = RequestView.model_config["json_schema_extra"]
+    fields = extra["examples"][0]
     made = RequestView.model_validate(fields | {"id": LONG_ID})
     answer = RequestsView(requests=[made], next=0, known=1, unreadable={})
     page.route(

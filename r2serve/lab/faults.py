@@ -99,6 +99,7 @@ class Faults(ABC):
         """
         if not 68 <= mtu <= 65535:
             raise ValueError(f"mtu must be 68 to 65535 bytes, not {mtu}")
+        self._check_port(node, rail)
         for each in self.nodes:
             each.run("ip", "link", "set", "dev", nic_name(rail), "gso_max_segs", "1")
         rule = f"ip length > {mtu} drop"

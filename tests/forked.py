@@ -75,8 +75,10 @@ class Forked:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
+        """Sends a signal unless the process has ended; the parent may wait for it at any time."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

@@ -177,6 +177,25 @@ def test_the_log_tells_a_fault_once_an_hour_and_its_end(
     assert lines(caplog)[4:] == ["over: rail3@node0 (mlx5_bond_3) on gpu-host-17"]
 
 
+def test_the_log_ends_no_fault_of_a_port_while_the_node_fails(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "r2serve.sidecar")
+    ill, failing, well = full_node(tmp_path), full_node(tmp_path), full_node(tmp_path)
+    change(failing, lambda _, rail: replace(rail, state="DOWN"))
+    change(well, healed)
+    log = HealthLog()
+    for now_s in (100.0, 100.0 + SETTLE_S):
+        log.take(health.examine(ill), now_s)
+    for now_s in (200.0, 200.0 + SETTLE_S, 200.0 + 2 * GONE_S):
+        log.take(health.examine(failing), now_s)
+    assert lines(caplog)[2:] == ["no rail to 8 peers is left; 64 links of 8 workers"]
+    log.take(health.examine(well), 300.0)
+    assert len([one for one in lines(caplog) if one.startswith("over: rail")]) == 0
+    log.take(health.examine(well), 300.0 + GONE_S)
+    assert len([one for one in lines(caplog) if one.startswith("over: rail")]) == 2
+
+
 def test_a_flapping_port_has_one_line_and_an_engine_that_ends_none(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

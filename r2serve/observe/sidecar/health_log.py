@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from r2serve.observe.health import NO_ENGINE, Health
+from r2serve.observe.health import FAILING, NO_ENGINE, Health
 from r2serve.observe.reasons import Reason
 
 _LOG = logging.getLogger("r2serve.sidecar")
@@ -25,6 +25,8 @@ class _Told:
     reason: Reason
     since_s: float
     seen_s: float
+    status: str
+    """Status of the health that had the fault last."""
     told_s: float | None = None
     """Time of the last line; None: not told yet."""
 
@@ -41,18 +43,28 @@ class HealthLog:
             self._faults.clear()  # an engine that ended has no more faults, and repaired none
             return
         for reason in health.details:
-            fault = self._faults.setdefault(reason.about, _Told(reason, now_s, now_s))
-            fault.reason, fault.seen_s = reason, now_s
+            fault = self._faults.setdefault(
+                reason.about, _Told(reason, now_s, now_s, health.status)
+            )
+            fault.reason, fault.seen_s, fault.status = reason, now_s, health.status
             if fault.told_s is None:
                 if now_s - fault.since_s >= SETTLE_S:
                     self._say(fault, "%s", now_s)
             elif now_s - fault.told_s >= REMIND_S:
                 self._say(fault, "still: %s", now_s)
+        if health.status == FAILING:
+            self._keep_hidden(now_s)
         over = [one for one in self._faults.values() if now_s - one.seen_s >= GONE_S]
         for fault in over:
             del self._faults[fault.reason.about]
             if fault.told_s is not None:
                 _LOG.warning("over: %s", fault.reason.about)
+
+    def _keep_hidden(self, now_s: float) -> None:
+        """Keeps the faults of single ports, which a node that fails does not name."""
+        for fault in self._faults.values():
+            if fault.status != FAILING:
+                fault.seen_s = now_s
 
     def _say(self, fault: _Told, line: str, now_s: float) -> None:
         _LOG.warning(line, fault.reason.text)

@@ -176,8 +176,8 @@ def _failing(workers: list[Worker], stuck_s: float) -> list[Reason]:
     mute = [link for link in open_links if link.is_left and link.unheard_s > stuck_s]
     return [
         *_without_heartbeat(silent, now_ns),
-        *together("closed links", closed, "{peers}: links closed; {links}"),
-        *together("no rail", gone, "no rail to {peers} is left; {links}"),
+        *together("links closed by peers", closed, "{peers}: links closed; {links}"),
+        *together("peers without a rail", gone, "no rail to {peers} is left; {links}"),
         *_unheard(mute, now_ns),
     ]
 
@@ -192,7 +192,7 @@ def _unheard(mute: list[_Link], now_ns: int) -> list[Reason]:
     ]
     longest_s = max((link.unheard_s for link in mute), default=0.0)
     return together(
-        "unheard",
+        "silent peers",
         told,
         f"{{peers}}: nothing sent on any rail for up to {longest_s:.0f} s; {{links}}"
         + _longest_call([link.worker for link in mute], now_ns),
@@ -205,11 +205,12 @@ def _without_heartbeat(silent: list[Worker], now_ns: int) -> list[Reason]:
         f"{worker.label}: the process has had no heartbeat for {age_s:.0f} s"
         for worker, age_s in zip(silent, ages_s, strict=True)
     ]
+    about, names = "workers without a heartbeat", tuple(worker.label for worker in silent)
     if len(texts) < 2:
-        return [Reason("heartbeat", text) for text in texts]
-    workers = named([worker.label for worker in silent], "workers")
+        return [Reason(about, text, names=names) for text in texts]
+    workers = named(names, "workers")
     text = f"{workers}: the processes have had no heartbeat for up to {max(ages_s):.0f} s"
-    return [Reason("heartbeat", text, tuple(texts))]
+    return [Reason(about, text, tuple(texts), names)]
 
 
 def _longest_call(workers: list[Worker], now_ns: int) -> str:

@@ -24,12 +24,14 @@ class Reason:
     """A fault in words.
 
     about: subject of the fault, equal as long as the fault lasts. text: the sentence. ends: a text
-    per end that the fault touches; empty if the sentence tells everything.
+    per end that the fault touches; empty if the sentence tells everything. names: peers or workers
+    with this fault, if the fault of another one is news.
     """
 
     about: str
     text: str
     ends: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,12 @@ def together(about: str, found: list[Single], many: str) -> list[Reason]:
     """
     if not found:
         return []
+    names = tuple(dict.fromkeys(one.peer for one in found))
     if len(found) == 1:
-        return [Reason(about, found[0].text)]
+        return [Reason(about, found[0].text, names=names)]
     links = f"{len(found)} links of {named([one.worker for one in found], 'workers')}"
-    peers = named([one.peer for one in found], "peers")
-    text = many.replace("{peers}", peers).replace("{links}", links)
-    return [Reason(about, text, tuple(one.text for one in found))]
+    text = many.replace("{peers}", named(names, "peers")).replace("{links}", links)
+    return [Reason(about, text, tuple(one.text for one in found), names)]
 
 
 def named(names: Iterable[str], kind: str) -> str:

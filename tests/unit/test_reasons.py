@@ -196,6 +196,27 @@ def test_the_log_ends_no_fault_of_a_port_while_the_node_fails(
     assert len([one for one in lines(caplog) if one.startswith("over: rail")]) == 2
 
 
+def test_the_log_tells_each_peer_that_is_lost_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "r2serve.sidecar")
+    watch, log = full_node(tmp_path), HealthLog()
+
+    def lose(*peers: str) -> health.Health:
+        change(watch, lambda _, rail: replace(rail, state="DOWN" if rail.peer in peers else "UP"))
+        return health.examine(watch)
+
+    for at, peers in enumerate((["rank 8"],) * 2 + (["rank 8", "rank 9"], ["rank 9"]) * 3):
+        log.take(lose(*peers), 100.0 + at * SETTLE_S)
+    assert lines(caplog) == [
+        "no rail to rank 8 is left; 8 links of 8 workers",
+        "more: no rail to rank 8, rank 9 is left; 16 links of 8 workers",
+    ]
+    change(watch, healed)
+    log.take(health.examine(watch), 200.0)
+    assert lines(caplog)[2:] == ["over: peers without a rail"]
+
+
 def test_a_flapping_port_has_one_line_and_an_engine_that_ends_none(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

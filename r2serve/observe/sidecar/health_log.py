@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from r2serve.observe.health import FAILING, NO_ENGINE, Health
 from r2serve.observe.reasons import Reason
@@ -29,10 +29,12 @@ class _Told:
     """Status of the health that had the fault last."""
     told_s: float | None = None
     """Time of the last line; None: not told yet."""
+    names: set[str] = field(default_factory=set)
+    """Peers or workers that a line has told of."""
 
 
 class HealthLog:
-    """Logs when a fault begins, lasts for another hour, or ends."""
+    """Logs when a fault begins, reaches another peer, lasts for another hour, or ends."""
 
     def __init__(self) -> None:
         self._faults: dict[str, _Told] = {}
@@ -52,6 +54,8 @@ class HealthLog:
                     self._say(fault, "%s", now_s)
             elif now_s - fault.told_s >= REMIND_S:
                 self._say(fault, "still: %s", now_s)
+            elif not fault.names.issuperset(reason.names) and now_s - fault.told_s >= SETTLE_S:
+                self._say(fault, "more: %s", now_s)
         if health.status == FAILING:
             self._keep_hidden(now_s)
         over = [one for one in self._faults.values() if now_s - one.seen_s >= GONE_S]
@@ -69,3 +73,4 @@ class HealthLog:
     def _say(self, fault: _Told, line: str, now_s: float) -> None:
         _LOG.warning(line, fault.reason.text)
         fault.told_s = now_s
+        fault.names.update(fault.reason.names)

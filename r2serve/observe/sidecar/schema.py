@@ -72,7 +72,9 @@ class HealthView(BaseModel):
                 "reasons": list(health.reasons),
                 "notes": list(health.notes),
                 "engines": engines or {},
-                "details": [vars(one) for one in told],
+                "details": [
+                    {"about": one.about, "text": one.text, "ends": one.ends} for one in told
+                ],
             }
         )
 

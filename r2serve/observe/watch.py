@@ -125,6 +125,8 @@ class Worker:
             if event.kind == "rail_state" and event.value:
                 self._lost_ns[event.entry] = event.time_ns
                 self._slow_ns.pop(event.entry, None)
+            elif event.kind == "rail_state" and event.text.startswith("PROBATION->UP"):
+                self._lost_ns.pop(event.entry, None)  # an idle reserve may be lost without a value
             elif event.kind == "speed" and event.text == "slow":
                 self._slow_ns.setdefault(event.entry, event.time_ns)
             elif event.kind == "speed":

@@ -72,6 +72,21 @@ def test_only_health_folds_the_ends_out(tmp_path: Path) -> None:
     assert [len(one.ends) for one in HealthView.of(found, details=True).details] == [64, 64]
 
 
+def test_a_rail_that_came_back_has_no_loss_of_before(tmp_path: Path) -> None:
+    """The loss of an idle reserve interrupts no traffic, so its event has no value."""
+    worker = next(iter(full_node(tmp_path).workers.values()))
+    journal = worker.journal
+    (first, *_) = journal.events
+    entry, lost_ns = first.entry, first.time_ns
+    assert worker.since_ns(entry) == lost_ns
+    back = replace(first, time_ns=lost_ns + 1, value=0, text="PROBATION->UP")
+    again = replace(first, time_ns=lost_ns + 2, value=0, text="UP->DOWN carrier_loss")
+    rails = list(journal.rails)
+    rails[entry] = replace(rails[entry], since_ns=lost_ns + 3)
+    worker.take(replace(journal, rails=rails, events=[back, again]))
+    assert worker.since_ns(entry) == lost_ns + 3
+
+
 def test_a_fault_of_some_links_names_their_number_and_peer(tmp_path: Path) -> None:
     watch = full_node(tmp_path)
     change(

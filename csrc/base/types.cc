@@ -78,7 +78,9 @@ std::string describe(const CallTag& tag) {
     within += "call " + std::to_string(tag.call + 1);
   if (!within.empty()) text += " (" + within + ")";
   text += ": ";
-  text += name_of(tag.collective);
+  // The tag of a receive equals that of the peer's send.
+  text += tag.collective == Collective::send ? std::string_view("send or recv")
+                                             : name_of(tag.collective);
   if (tag.collective == Collective::barrier) return text + "()";
 
   const bool reduces =

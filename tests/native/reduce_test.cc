@@ -322,6 +322,8 @@ TEST(Types, DescribesCalls) {
   EXPECT_EQ(describe({.number = 5, .collective = Collective::barrier}), "call 5: barrier()");
   EXPECT_EQ(describe({.number = 9, .step = 4, .call = 2, .collective = Collective::barrier}),
             "call 9 (step 4, call 3): barrier()");
+  EXPECT_EQ(describe({.count = 3, .number = 4, .step = 2, .collective = Collective::send}),
+            "call 4 (step 2): send or recv(uint8, 3 elements)");
   EXPECT_EQ(name_of(DType::boolean), "bool");
   EXPECT_EQ(name_of(Algorithm::automatic), "auto");
 }

@@ -89,11 +89,14 @@ Status LinkChannel::compare_waits(int awaited, TimeNs since, TimeNs now) {
     if (unread != nullptr && has_passed(unread->tag)) return mismatch(peer, *unread, unread->bytes);
     const std::optional<StreamWait>& wait = other.out->peers_wait;
     if (!wait.has_value() || !other.out->posted_only(wait->consumed)) continue;
-    if (has_passed(wait->tag) || wait->chain >= members_.size())
+    if (const bool parted = has_passed(wait->tag); parted || wait->chain >= members_.size())
       return {ErrorCode::order_mismatch,
-              "communicator '" + name_ + "': rank " + std::to_string(peer) + " waits in " +
-                  describe(wait->tag) + " for rank " + std::to_string(rank_) + ", which waits in " +
-                  describe(tag_) + " for rank " + std::to_string(awaited)};
+              "communicator '" + name_ + "': " +
+                  (parted ? "the programs of the ranks have parted"
+                          : "the ranks only wait for each other") +
+                  ": rank " + std::to_string(peer) + " waits in " + describe(wait->tag) +
+                  " for rank " + std::to_string(rank_) + ", which waits in " + describe(tag_) +
+                  " for rank " + std::to_string(awaited)};
     chain = std::max(chain, wait->chain);
   }
   if (!receiving_ || (now - told_at_ < waits_interval() && chain < told_chain_)) return {};

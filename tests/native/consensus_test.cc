@@ -240,14 +240,16 @@ TEST(Consensus, EqualProgramsNeverDifferInTheirWaits) {
 }
 
 // Runs a program of calls on each rank that only wait for each other.  Every rank gets an error
-// that names two of these calls.
-void only_wait(int ranks, const std::function<Status(int, Communicator&)>& program) {
+// with the reason `why`, which names two of these calls.
+void only_wait(int ranks, const char* why,
+               const std::function<Status(int, Communicator&)>& program) {
   const WaitsCompared soon(20 * ns_per_ms);
   Job job({.ranks = ranks, .rails = 2, .config = comparing(Consensus::step)});
   job.run([&](int rank, Communicator& communicator) {
     ASSERT_TRUE(communicator.begin_step(9, "").ok());
     const Status status = program(rank, communicator);
     EXPECT_EQ(status.code(), ErrorCode::order_mismatch) << status.message();
+    EXPECT_TRUE(contains(status, why)) << status.message();
     EXPECT_TRUE(contains(status, "which waits in")) << status.message();
     EXPECT_TRUE(contains(status, "step 9")) << status.message();
   });
@@ -257,7 +259,7 @@ void only_wait(int ranks, const std::function<Status(int, Communicator&)>& progr
 // broadcast of the root.
 TEST(Consensus, RanksThatOnlyWaitForEachOtherGetAnErrorAfterASkippedGather) {
   for (const int ranks : {2, 3})
-    only_wait(ranks, [ranks](int rank, Communicator& communicator) {
+    only_wait(ranks, "have parted", [ranks](int rank, Communicator& communicator) {
       std::array<float, 3> data{};
       auto* const bytes = reinterpret_cast<std::byte*>(data.data());
       const std::vector<std::size_t> even(static_cast<std::size_t>(ranks), 1);
@@ -268,7 +270,7 @@ TEST(Consensus, RanksThatOnlyWaitForEachOtherGetAnErrorAfterASkippedGather) {
 
 TEST(Consensus, RanksThatOnlyReceiveFromEachOtherGetAnError) {
   for (const int ranks : {2, 3, 5})
-    only_wait(ranks, [ranks](int rank, Communicator& communicator) {
+    only_wait(ranks, "only wait for each other", [ranks](int rank, Communicator& communicator) {
       std::array<std::byte, 4> data{};
       return communicator.receive_from(data.data(), data.size(), DType::u8, (rank + 1) % ranks);
     });

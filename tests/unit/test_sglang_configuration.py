@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from r2serve.engines import releases
-from r2serve.engines.sglang import configuration
+from r2serve.engines import flag, releases
+from r2serve.engines.sglang import configuration, node_values
 from r2serve.errors import ConfigError
 
 
@@ -100,3 +101,18 @@ def test_another_release_of_sglang_is_named(
     for line in lines:
         assert line.startswith(f"SGLang {version} is out of the range")
         assert "(sglang>=0.5.23,<0.5.24)" in line
+
+
+@pytest.mark.parametrize("overrides", [None, SimpleNamespace(resolving_view=lambda args: args)])
+def test_an_engine_without_the_flag_starts_under_any_release(
+    monkeypatch: pytest.MonkeyPatch, overrides: Any
+) -> None:
+    """SGLang may lack the module, or the options that are compared."""
+    monkeypatch.delenv(flag.VARIABLE, raising=False)
+    monkeypatch.setattr(flag, "of_command_line", True)
+    monkeypatch.setattr(node_values, "_started", False)
+    monkeypatch.setitem(sys.modules, "sglang.srt.arg_groups.overrides", overrides)
+    own_step: list[Any] = []
+    given = SimpleNamespace()
+    configuration.resolve(given, own_step.append)
+    assert own_step == [given]

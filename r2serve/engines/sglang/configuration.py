@@ -43,14 +43,13 @@ def resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
         ConfigError: names an option, its value and what would be right.
     """
     previous(server_args)
-    from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
-
     if not flag.active():
-        node_values.compare_once(resolving_view(server_args))
+        _compare_without_flag(server_args)
         sidecar.say_if_useless()
         return
     flag.check_environment()
     import sglang
+    from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
     releases.warn_if_unsupported("sglang", sglang.__version__)
     options = resolving_view(server_args)
@@ -71,6 +70,16 @@ def resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
         _LOG.info("the engine is inside one node: SGLang's own path carries all groups")
     node_values.compare_once(options)
     sidecar.start_once()
+
+
+def _compare_without_flag(server_args: Any) -> None:
+    """Compares the nodes where this one does without r2ccl, and starts under any SGLang."""
+    try:
+        from sglang.srt.arg_groups.overrides import resolving_view
+
+        node_values.compare_once(resolving_view(server_args))
+    except (ImportError, AttributeError) as error:
+        _LOG.debug("the nodes of this engine are not compared: %s", error)
 
 
 def changes(options: Any) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class Faults(ABC):
     def mtu_hole(self, node: int, rail: int | None, mtu: int = 1000) -> int:
         """Silently drops IP packets longer than `mtu` bytes, in both directions, at the switch.
 
-        The rail's NICs stop to batch segments, because a wire has single packets.
+        The rail's NICs no longer batch segments, because a wire has single packets.
 
         mtu: 68 to 65535 bytes, the range of IPv4.
         """

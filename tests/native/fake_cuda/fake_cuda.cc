@@ -28,6 +28,7 @@
 #include "../work_queue.hpp"
 #include "device/direct_bodies.hpp"
 #include "device/exchange_bodies.hpp"
+#include "entry_points.hpp"
 #include "grids.hpp"
 
 namespace {
@@ -36,6 +37,7 @@ using namespace r2ccl::device;
 using fake_cuda::held_blocks;
 using fake_cuda::run_grid;
 using fake_cuda::ThreadBlock;
+using r2ccl::cuda::IpcHandle;
 
 enum Code : int {
   success = 0,
@@ -307,10 +309,6 @@ const NamedKernel kernels[] = {
 
 }  // namespace
 
-struct IpcHandle {
-  char bytes[64];
-};
-
 // Entry points, under the names of the real driver.
 extern "C" {
 
@@ -439,15 +437,16 @@ int cuMemAlloc_v2(unsigned long long* address, std::size_t bytes) {
 int cuMemFree_v2(unsigned long long address) {
   return give_back_device(reinterpret_cast<void*>(address));
 }
-int cuIpcGetMemHandle(char (*handle)[64], unsigned long long address) {
+int cuIpcGetMemHandle(IpcHandle* handle, unsigned long long address) {
   if (const int code = told("cuIpcGetMemHandle"); code != success) return code;
   auto* memory = reinterpret_cast<void*>(address);
   const std::lock_guard guard(driver().mutex);
   const auto found = driver().device.find(memory);
   if (found == driver().device.end()) return invalid_value;
   const Handle made{::getpid(), found->second.file, found->second.bytes, memory};
-  std::memset(*handle, 0, sizeof *handle);
-  std::memcpy(*handle, &made, sizeof made);
+  *handle = {};
+  static_assert(sizeof made <= sizeof handle->bytes);
+  std::memcpy(handle->bytes, &made, sizeof made);
   return success;
 }
 // Unlike a real driver, also accepts a handle of the same process, because ranks may be threads.

@@ -107,9 +107,12 @@ def add_pytest(file: Path, status: int, outcome: Outcome) -> None:
 
 
 def add_native(build: Path, results: Path, status: int, outcome: Outcome) -> None:
-    """Adds the results of native tests: the failed cases and programs.
+    """Adds the results of native tests: the failed cases and programs, and all reports.
 
-    build: folder of the variant. results: folder with the reports.
+    A program with a sanitizer's report has failed, even if it passed: a sanitizer may go on after
+    a report, and the report may be one of a child whose exit status no test reads.
+
+    build: folder of the variant. results: folder with the reports of GoogleTest.
     """
     outcome.collected = True
     for report in sorted(results.glob("*.xml")):
@@ -117,30 +120,37 @@ def add_native(build: Path, results: Path, status: int, outcome: Outcome) -> Non
         outcome.passed += passed
         for case, reason in skipped:
             outcome.skipped.append(Skip(outcome.stage, f"{report.stem}: {case}", reason))
-    if status == 0:
-        return
+    log = build / "Testing" / "Temporary" / "LastTest.log"
+    fresh = log.exists() and log.stat().st_mtime >= outcome.began
+    reports = sanitizer_reports(log) if fresh else {}
+    if status != 0:
+        add_failed_programs(build, results, status, reports, outcome)
+    for program, shown in reports.items():
+        name = f"{outcome.stage}: {program}: {shown[0]}"
+        outcome.failures.append(name)
+        outcome.reports[name] = shown
+
+
+def add_failed_programs(
+    build: Path, results: Path, status: int, reports: dict[str, list[str]], outcome: Outcome
+) -> None:
+    """Adds failed cases, late programs, and programs without a failed case or a report."""
     failed_file = build / "Testing" / "Temporary" / "LastTestsFailed.log"
     if not failed_file.exists() or failed_file.stat().st_mtime < outcome.began:
         outcome.fail_unless_killed(f"{outcome.stage}: make ended with status {status}")
         return
     programs = [line.partition(":")[2] for line in failed_file.read_text().splitlines()]
-    log = failed_file.with_name("LastTest.log")
-    reports = {program: sanitizer_report(log, program) for program in programs}
-    timing = timing_programs(build)  # overwrites the log
-    for program, shown in reports.items():
+    timing = timing_programs(build)
+    for program in programs:
         cases = native_cases(results / f"{program}.xml")[2]
         late = program in timing and cases and all(LATE_TEXT in each for each in cases)
-        if late and not shown:
+        if late and program not in reports:
             variant = build.name.removeprefix("native-")
             outcome.late.append(Late(program, cases[0], outcome.began, time.time(), variant))
             continue
         for each in cases:
             outcome.failures.append(f"{outcome.stage}: {program}: {each}")
-        if shown:
-            name = f"{outcome.stage}: {program}: {shown[0]}"
-            outcome.failures.append(name)
-            outcome.reports[name] = shown
-        elif not cases:
+        if not cases and program not in reports:
             outcome.fail_unless_killed(f"{outcome.stage}: {program}: {NO_REPORT}")
 
 
@@ -186,19 +196,19 @@ def native_cases(report: Path) -> tuple[int, list[tuple[str, str]], list[str]]:
     return passed, skipped, failed
 
 
-def sanitizer_report(log: Path, program: str) -> list[str]:
-    """Returns the first sanitizer's report of a program in CTest's log; [] = none."""
-    if not log.exists():
-        return []
-    lines = iter(log.read_text(errors="replace").splitlines())
-    inside, found = False, list[str]()
-    for line in lines:
-        if re.match(r"\d+/\d+ Test(ing)?: ", line):
-            inside = line.rpartition(": ")[2].strip() == program
-        if inside and (found or REPORT.search(line)):
-            found.append(line)
-        if found and (not inside or len(found) == SHOWN_LINES or line.startswith("SUMMARY: ")):
-            break
+def sanitizer_reports(log: Path) -> dict[str, list[str]]:
+    """Returns the first sanitizer's report of each program, passed or not, in CTest's log."""
+    found = dict[str, list[str]]()
+    program, inside = "", False
+    for line in log.read_text(errors="replace").splitlines():
+        if heading := re.match(r"\d+/\d+ Test(?:ing)?: (.*)", line):
+            program, inside = heading[1].strip(), False
+        elif program and program not in found and REPORT.search(line):
+            found[program], inside = [], True
+        if inside:
+            shown = found[program]
+            shown.append(line)
+            inside = len(shown) < SHOWN_LINES and not line.startswith("SUMMARY: ")
     return found
 
 

@@ -265,7 +265,8 @@ def test_a_kill_for_want_of_memory_is_no_verdict_but_a_defect_beside_it_is(tmp_p
     assert output.splitlines()[-1] == "0 passed, 1 failed, 0 skipped, 1 undetermined"
 
 
-# A use after a free, found by AddressSanitizer, in a program run by CTest.
+# Programs run by CTest: a use after a free, found by AddressSanitizer, and an overflow, found by
+# UndefinedBehaviorSanitizer. The second program goes on after the report, and passes.
 FREED = """
 #include <cstdlib>
 int read_after_the_end(const int* rails) { return rails[1]; }
@@ -276,25 +277,41 @@ int main(int argc, char**) {
   return read_after_the_end(rails) == 7;
 }
 """
+OVERFLOW = """
+int next(int rail) { return rail + 2147483647; }
+int main(int argc, char**) { return next(argc) == 7; }
+"""
 
 
-def test_a_sanitizers_report_is_shown_with_its_stack(tmp_path: Path) -> None:
-    (tmp_path / "freed.cc").write_text(FREED)
-    build = tmp_path / "build" / "native-asan"
+def run_sanitized(folder: Path, source: str, sanitizer: str) -> tuple[str, str]:
+    """Runs the gate over a red program; returns the line of its failure, and the lines below."""
+    (folder / "rail.cc").write_text(source)
+    build = folder / "build" / "native-asan"
     build.mkdir(parents=True)
     program = build / "rail_test"
     (build / "CTestTestfile.cmake").write_text(f'add_test(rail_test_0 "{program}")\n')
-    (tmp_path / "Makefile").write_text(
+    (folder / "Makefile").write_text(
         "native-asan:\n"
-        f"\tg++ -g -O0 -w -fsanitize=address freed.cc -o {program}\n"
+        f"\tg++ -g -O0 -w -fsanitize={sanitizer} rail.cc -o {program}\n"
         f"\tctest --test-dir {build} --output-on-failure\n"
     )
-    status, output = run_gate(tmp_path, "", stages="native")
+    status, output = run_gate(folder, "", stages="native")
     assert status == 1, output
     (line,) = failures(output)
     assert line.startswith("FAILURE native: rail_test_0: ")
+    return line, output.partition(line)[2]
+
+
+def test_a_sanitizers_report_is_shown_with_its_stack(tmp_path: Path) -> None:
+    line, below = run_sanitized(tmp_path, FREED, "address")
     assert "ERROR: AddressSanitizer: heap-use-after-free" in line
-    assert "in read_after_the_end(int const*)" in output.partition(line)[2]
+    assert "in read_after_the_end(int const*)" in below
+
+
+def test_a_program_that_passes_with_a_sanitizers_report_is_a_failure(tmp_path: Path) -> None:
+    line, below = run_sanitized(tmp_path, OVERFLOW, "undefined")
+    assert "runtime error: signed integer overflow: 1 + 2147483647" in line
+    assert "rail.cc:2" in below
 
 
 NATIVE_REPORT = """<testsuites><testsuite name="Rail">

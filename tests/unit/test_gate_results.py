@@ -130,14 +130,24 @@ SUMMARY: ThreadSanitizer: data race rail.cc:7 in Rail::move()
 
 def test_a_sanitizers_report_is_found_in_the_log_of_its_program(tmp_path: Path) -> None:
     log = tmp_path / "LastTest.log"
-    assert outcomes.sanitizer_report(log, "rail_test_0") == []
     log.write_text(LOG)
-    assert outcomes.sanitizer_report(log, "link_test_0") == []
-    found = outcomes.sanitizer_report(log, "rail_test_0")
-    assert found == LOG.splitlines()[11:15]
+    assert outcomes.sanitizer_reports(log) == {"rail_test_0": LOG.splitlines()[11:15]}
     undefined = LOG.replace("1 is not 2", "link.cc:3:7: runtime error: signed integer overflow")
     log.write_text(undefined)
-    assert len(outcomes.sanitizer_report(log, "link_test_0")) == 2
+    reports = outcomes.sanitizer_reports(log)
+    assert list(reports) == ["link_test_0", "rail_test_0"]
+    assert len(reports["link_test_0"]) == 2
+
+
+def test_a_sanitizers_report_of_an_earlier_run_does_not_count(tmp_path: Path) -> None:
+    log = tmp_path / "Testing" / "Temporary" / "LastTest.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(LOG)
+    for began, failures in ((log.stat().st_mtime - 1, 1), (log.stat().st_mtime + 1, 0)):
+        outcome = Outcome("asan", began=began)
+        outcomes.add_native(tmp_path, tmp_path, 0, outcome)
+        assert len(outcome.failures) == failures
+        assert outcomes.status_of([outcome]) == failures
 
 
 def test_a_record_gets_its_folder_before_the_run(

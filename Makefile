@@ -36,7 +36,7 @@ CORE := $(shell find csrc -name '*.cc' -o -name '*.hpp' -o -name '*.cu')
 FORMATTED := $(shell find csrc tests bench -name '*.cc' -o -name '*.hpp')
 
 PHONY_NATIVE := $(foreach variant,plain asan tsan,native-$(variant) native-$(variant)-long)
-.PHONY: $(PHONY_NATIVE) native-quick lint-quick quick help setup setup-sglang demo demo-sglang test gate cases test-native test-long test-guest netplugin test-netplugin bench-netplugin coverage mutations compare gpu-check gpu-check-vllm gpu-kit model fuzz bench lint lint-all lint-python lint-format lint-cpp lint-changed docs clean
+.PHONY: $(PHONY_NATIVE) native-quick ahead-asan ahead-tsan lint-quick quick help setup setup-sglang demo demo-sglang test gate cases test-native test-long test-guest netplugin test-netplugin bench-netplugin coverage mutations compare gpu-check gpu-check-vllm gpu-kit model fuzz bench lint lint-all lint-python lint-format lint-cpp lint-changed docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -112,13 +112,17 @@ ASAN := $(SANITIZED) -DR2CCL_SANITIZE=address$(COMMA)undefined
 TSAN := $(SANITIZED) -DR2CCL_SANITIZE=thread
 FUZZED := -DCMAKE_CXX_COMPILER=clang++ '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -g' \
 	-DR2CCL_PYTHON=OFF -DR2CCL_FUZZ=ON
+# Arguments: variant, options of CMake.
+define configure
+@cmake -S . -B build/native-$(1) -G Ninja -DR2CCL_TESTS=ON \
+	-DR2CCL_TEST_RESULTS=$(CURDIR)/build/results/$(1) $(2) >build/$(1).log \
+	|| { cat build/$(1).log; exit 1; }
+endef
 # Arguments: variant, options of CMake, step of the sweep, options of CTest.
 define native
 @echo "== native tests: $(1)"
 @rm -rf build/results/$(1)
-@cmake -S . -B build/native-$(1) -G Ninja -DR2CCL_TESTS=ON \
-	-DR2CCL_TEST_RESULTS=$(CURDIR)/build/results/$(1) $(2) >build/$(1).log \
-	|| { cat build/$(1).log; exit 1; }
+$(call configure,$(1),$(2))
 @$(TIMED) "build of the native tests, $(1)" cmake --build build/native-$(1)
 @$(TIMED) "native tests, $(1)" env R2SERVE_SWEEP=$(3) ctest --test-dir build/native-$(1) --output-on-failure \
 	--no-tests=error -j$(JOBS) $(4)
@@ -126,10 +130,19 @@ endef
 
 native-plain: setup $(STAMPS)/system-test
 	$(call native,plain,-DR2CCL_LONG_TESTS=OFF,16)
+ASAN_TESTS := $(ASAN) -DR2CCL_LONG_TESTS=OFF
+TSAN_TESTS := $(TSAN) -DR2CCL_LONG_TESTS=OFF -DR2CCL_TSAN_ALL=OFF
 native-asan: setup $(STAMPS)/system-test
-	$(call native,asan,$(ASAN) -DR2CCL_LONG_TESTS=OFF)
+	$(call native,asan,$(ASAN_TESTS))
 native-tsan: setup $(STAMPS)/system-test
-	$(call native,tsan,$(TSAN) -DR2CCL_LONG_TESTS=OFF -DR2CCL_TSAN_ALL=OFF)
+	$(call native,tsan,$(TSAN_TESTS))
+# Compiled beside other stages, see tests/beside.py.
+ahead-asan: setup $(STAMPS)/system-test
+	$(call configure,asan,$(ASAN_TESTS))
+	@cmake --build build/native-asan
+ahead-tsan: setup $(STAMPS)/system-test
+	$(call configure,tsan,$(TSAN_TESTS))
+	@cmake --build build/native-tsan
 native-quick: setup $(STAMPS)/system-test
 	$(call native,plain,-DR2CCL_LONG_TESTS=OFF,64,-LE 'slow|timing')
 test-native: native-plain native-asan native-tsan ## run the native tests only

@@ -25,6 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import beside
 import gate_stages
 import outcomes
 import psutil
@@ -175,8 +176,7 @@ class Gate:
         output = self._results / f"{stage.name}.log"
         with output.open("wb") as file:
             command = self._command(stage, self._arguments)
-            process = subprocess.Popen(command, cwd=self._root, stdout=file)
-            os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
+            process = beside.start(command, NICE, cwd=self._root, stdout=file)
             try:
                 yield
                 limit_s = min(stage.budget_s * self.patience, self._deadline - time.monotonic())
@@ -281,8 +281,10 @@ def main(given: Sequence[str], root: Path = ROOT, known: Sequence[Stage] | None 
             Watchdog(results / "running", results / "stacks") as watchdog,
         ):
             gate = Gate(arguments, deadline, watchdog, monitor, root)
-            for stage in chosen:
-                ended.append(gate.run(stage))
+            for number, stage in enumerate(chosen):
+                later = gate_stages.compiled_beside(stage, chosen[number + 1 :])
+                with beside.compiled_ahead(root, later):
+                    ended.append(gate.run(stage))
                 if outcomes.status_of(ended[-1:]) and not options.keep_going:
                     break
             once_more, unstable = gate.run_late_again([each for one in ended for each in one.late])

@@ -24,7 +24,7 @@ class Stage:
 
     folders: of the tests; none = all of pyproject.toml. budget_s: wall-clock limit in s, about
     twice the usual time; multiplied by the factor for waits. beside: a second choice of tests, run
-    at low priority meanwhile.
+    at low priority meanwhile. ahead: native tests of later stages are compiled meanwhile.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Stage:
     pytest: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     beside: Stage | None = None
+    ahead: bool = False
 
 
 def _workers(count: int) -> tuple[str, ...]:
@@ -60,7 +61,9 @@ COMPUTING = Stage(
 STAGES = (
     Stage("lint", 900, target="lint"),
     Stage("plain", 900, target="native-plain", variant="plain"),
-    Stage("unit", 900, pytest=(*_workers(WORKERS), "-m", IN_PARALLEL), folders=UNIT),
+    Stage(
+        "unit", 900, pytest=(*_workers(WORKERS), "-m", IN_PARALLEL), folders=UNIT, ahead=True
+    ),
     Stage("asan", 1200, target="native-asan", variant="asan"),
     Stage("tsan", 1200, target="native-tsan", variant="tsan"),
     Stage(
@@ -130,6 +133,18 @@ LONG_STAGES = (
     ),
 )
 """Stages of `make test-long`, which run on their own, too: `make test-long PART=hour`."""
+
+COMPILED_AHEAD = ("asan", "tsan")
+MEMORY_AHEAD = 20 << 30
+"""Bytes of memory of a machine for two engines a worker, and a compiler for each CPU."""
+
+
+def compiled_beside(stage: Stage, later: Sequence[Stage]) -> list[str]:
+    """Returns the variants of later stages that are compiled beside a stage."""
+    if not stage.ahead or psutil.virtual_memory().total < MEMORY_AHEAD:
+        return []
+    return [each.variant for each in later if each.variant in COMPILED_AHEAD]
+
 
 GUEST_FILES = (
     *("csrc/connect", "csrc/device", "csrc/drivers", "csrc/link", "csrc/rails"),

@@ -64,14 +64,15 @@ STAGES = (
     Stage(
         "unit", 900, pytest=(*_workers(WORKERS), "-m", IN_PARALLEL), folders=UNIT, ahead=True
     ),
-    Stage("asan", 1200, target="native-asan", variant="asan"),
-    Stage("tsan", 1200, target="native-tsan", variant="tsan"),
     Stage(
         "engines",
         2400,
         pytest=(*_workers(WORKERS), "-m", IN_PARALLEL),
         folders=("tests/engines", "tests/e2e"),
+        ahead=True,
     ),
+    Stage("asan", 1200, target="native-asan", variant="asan", ahead=True),
+    Stage("tsan", 1200, target="native-tsan", variant="tsan"),
     Stage(
         "guest",
         1200,

@@ -71,16 +71,16 @@ def test_a_process_that_ignores_the_end_is_killed(monkeypatch: pytest.MonkeyPatc
 def test_only_variants_of_later_stages_are_compiled_beside_a_stage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    names = [each.name for each in gate_stages.STAGES]
-    unit = names.index("unit")
-    stage, later = gate_stages.STAGES[unit], gate_stages.STAGES[unit + 1 :]
+    stages = {each.name: each for each in gate_stages.STAGES}
+    unit, alone = stages["unit"], stages["alone"]
+    later = [stages[name] for name in ("engines", "asan", "tsan", "guest")]
     memory = SimpleNamespace(total=gate_stages.MEMORY_AHEAD)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    assert gate_stages.compiled_beside(stage, later) == ["asan", "tsan"]
-    assert gate_stages.compiled_beside(stage, later[1:]) == ["tsan"]
-    assert gate_stages.compiled_beside(gate_stages.STAGES[names.index("alone")], later) == []
+    assert gate_stages.compiled_beside(unit, later) == ["asan", "tsan"]
+    assert gate_stages.compiled_beside(unit, later[2:]) == ["tsan"]
+    assert gate_stages.compiled_beside(alone, later) == []
     memory.total -= 1
-    assert gate_stages.compiled_beside(stage, later) == []
+    assert gate_stages.compiled_beside(unit, later) == []
 
 
 def test_each_variant_compiled_ahead_has_a_target() -> None:

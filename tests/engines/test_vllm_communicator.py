@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from forked import Forks
 from timely import timely
 from vllm_jobs import run_ranks
 
@@ -17,20 +18,22 @@ from vllm_jobs import run_ranks
         pytest.param(("a", "a", "b", "b"), id="two nodes of two"),
     ],
 )
-def test_collectives_across_nodes(nodes: tuple[str, ...]) -> None:
-    done = run_ranks("collectives", *nodes)
+def test_collectives_across_nodes(nodes: tuple[str, ...], vllm_forks: Forks) -> None:
+    done = run_ranks("collectives", *nodes, forks=vllm_forks)
     assert done.returncode == 0, done.stdout
 
 
-def test_group_inside_one_node_keeps_the_engines_path() -> None:
-    done = run_ranks("one_node", "a", "a")
+def test_group_inside_one_node_keeps_the_engines_path(vllm_forks: Forks) -> None:
+    done = run_ranks("one_node", "a", "a", forks=vllm_forks)
     assert done.returncode == 0, done.stdout
     # one line from each rank
     assert len(re.findall("no rail to fail over to", done.stdout)) == 2, done.stdout
 
 
-def test_an_error_ends_every_rank() -> None:
-    done = run_ranks("error_ends_every_rank", "a", "b", "b", R2CCL_LINK_TIMEOUT_S="5")
+def test_an_error_ends_every_rank(vllm_forks: Forks) -> None:
+    done = run_ranks(
+        "error_ends_every_rank", "a", "b", "b", forks=vllm_forks, R2CCL_LINK_TIMEOUT_S="5"
+    )
     assert done.returncode == 1
     assert "left waiting" not in done.stdout
     raised = re.findall(r"rank (\d) after ([\d.]+) s: (\w+)", done.stdout)
@@ -45,9 +48,9 @@ def test_an_error_ends_every_rank() -> None:
     )
 
 
-def test_dictionaries_and_objects_within_compared_steps() -> None:
+def test_dictionaries_and_objects_within_compared_steps(vllm_forks: Forks) -> None:
     """Only the step with a missing call is an error, on every rank."""
-    done = run_ranks("dictionaries_in_steps", "a", "b", "c")
+    done = run_ranks("dictionaries_in_steps", "a", "b", "c", forks=vllm_forks)
     assert done.returncode == 0, done.stdout
     parted = re.findall(r"rank (\d): parted: .*\bstep 4\b", done.stdout)
     assert sorted(parted) == ["0", "1", "2"], done.stdout

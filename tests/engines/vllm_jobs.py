@@ -5,14 +5,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+from forked import Forks
 from timely import patience
 
 SCRIPT = Path(__file__).with_name("vllm_ranks.py")
 
 
-def run_ranks(case: str, *nodes: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_ranks(
+    case: str, *nodes: str, forks: Forks | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a case to its end. forks: the script is a fork; None = an interpreter of its own.
+
+    Raises:
+        subprocess.TimeoutExpired: the ranks have not ended within 1200 s, times `patience`.
+    """
     variables = {
         **os.environ,
         "R2SERVE_DISTRIBUTED_BACKEND": "r2ccl",
@@ -21,12 +30,20 @@ def run_ranks(case: str, *nodes: str, **environment: str) -> subprocess.Complete
         "OMP_NUM_THREADS": "1",
         **environment,
     }
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), case, ",".join(nodes)],
-        env=variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=1200 * patience(),
-        check=False,
-    )
+    command = [sys.executable, str(SCRIPT), case, ",".join(nodes)]
+    start = forks.popen if forks else subprocess.Popen
+    with tempfile.TemporaryFile() as output:
+        ran = start(
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            status = ran.wait(1200 * patience())
+        finally:
+            ran.kill()
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    return subprocess.CompletedProcess(command, status, text)

@@ -416,7 +416,7 @@ def device_backend() -> str:
 def rank_main(rank: int, case: str, nodes: list[str], store: str) -> None:
     os.environ["R2CCL_NODE"] = nodes[rank]
     os.environ["VLLM_DIST_IDENT"] = os.path.basename(os.path.dirname(store))
-    logging.basicConfig(level=logging.INFO, format=f"rank {rank}: %(message)s")
+    logging.basicConfig(level=logging.INFO, format=f"rank {rank}: %(message)s", force=True)
     if case.startswith("gpu_"):  # like the CUDA platform
         ours = relies_on.COMMUNICATORS[named(CudaCommunicator)]
         relies_on.COMMUNICATORS[named(CpuCommunicator)] = ours

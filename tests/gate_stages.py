@@ -90,8 +90,9 @@ STAGES = (
 QUICK_STAGES = (
     Stage("lint", 300, target="lint-quick"),
     Stage("plain", 600, target="native-quick", variant="plain"),
+    # A worker imports for 20 s of CPU time, and these tests hardly wait.
     Stage(
-        "unit", 300, pytest=(*_workers(WORKERS), "-m", f"{IN_PARALLEL} and not slow"), folders=UNIT
+        "unit", 300, pytest=(*_workers(CORES), "-m", f"{IN_PARALLEL} and not slow"), folders=UNIT
     ),
 )
 """Stages of `make quick`: what an engineer runs between two edits."""

@@ -22,6 +22,8 @@ from r2serve.relay import meeting, teller
 from r2serve.relay.lines import STORE_GREETING, Line, Refused, own_release
 from r2serve.relay.meeting import Host, Outcome, join
 
+pytestmark = pytest.mark.slow
+
 LONG_S = 60.0
 """Wait for what must happen."""
 

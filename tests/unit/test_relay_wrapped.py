@@ -24,6 +24,8 @@ from r2serve.relay.client import Carried
 from r2serve.relay.parent import RelayProcess
 from r2serve.variables import MANAGEMENT, RELAY
 
+pytestmark = pytest.mark.slow
+
 LONG_S = 60.0
 HERE = Carried("127.7.8.0", 1)
 READY = """

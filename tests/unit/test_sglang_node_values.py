@@ -17,6 +17,8 @@ from r2serve.engines.children import EXIT_STATUS
 from r2serve.engines.node_store import Node
 from r2serve.engines.sglang import node_values
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = {"nnodes": 2, "node_rank": 1, "dist_init_addr": "10.0.0.1:29500"}
 FLAG = f"--distributed-backend ({flag.VARIABLE})"
 

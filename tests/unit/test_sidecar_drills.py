@@ -17,6 +17,8 @@ from r2serve.observe.sidecar import app as sidecar
 from r2serve.observe.sidecar.auth import TokenError, read_token
 from r2serve.observe.watch import Watch
 
+pytestmark = pytest.mark.slow
+
 TOKEN = "0123456789abcdef"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 ORDER = {"kind": "carrier_loss", "rail": "rail1@node0", "seconds": 0.3}

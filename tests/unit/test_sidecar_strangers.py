@@ -27,6 +27,8 @@ from r2serve.observe.sidecar import middleware, peers, server
 from r2serve.observe.sidecar.auth import PROBES
 from r2serve.observe.watch import Watch
 
+pytestmark = pytest.mark.slow
+
 TOKEN = "0123456789abcdef"
 READ_TOKEN = "fedcba9876543210"
 

@@ -21,6 +21,8 @@ from r2serve.observe.sidecar import app, events, streams
 from r2serve.observe.sidecar.server import server_of
 from r2serve.observe.watch import Watch
 
+pytestmark = pytest.mark.slow
+
 # Number of events: a journal's ring full, so that memory kept for a client is visible.
 MANY = 8000
 UNREAD_CLIENTS = 30
@@ -120,7 +122,6 @@ def test_a_stream_resumes_after_the_last_event(pair: Pair, server: Server, way: 
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.slow
 def test_clients_that_do_not_read_use_no_memory_and_are_disconnected(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,8 @@ from timely import patience, timely
 from r2serve.engines.children import EXIT_STATUS
 from r2serve.engines.vllm import stopping
 
+pytestmark = pytest.mark.slow
+
 # Like vLLM's run_headless(): a daemon worker, an exit function that ends the worker, and a handler
 # that leaves with SystemExit. The exit function registers itself after ours.
 FOLLOWER = """

@@ -107,7 +107,7 @@ quick: setup $(STAMPS)/system-test $(STAMPS)/system-lint ## lint changed files, 
 gate: $(STAMPS)/system-test $(STAMPS)/system-lint $(SET_UP) ## lint and run all tests, also after a failure, and list all failures
 	$(set_up)
 	@$(GATE) --keep-going --deadline $(DEADLINE) $(or $(STAGES),$(ALL_STAGES)) -- $(ARGS)
-ALL_STAGES := lint plain unit engines asan tsan guest alone
+ALL_STAGES := lint plain unit engines guest asan tsan alone
 DEADLINE ?= 4500
 
 cases: setup $(STAMPS)/system-test ## run the tests of reports from the field, long ones too, and print before and now; SCRIPTS=FOLDER also runs scripts that judge themselves

@@ -71,15 +71,16 @@ STAGES = (
         folders=("tests/engines", "tests/e2e"),
         ahead=True,
     ),
-    Stage("asan", 1200, target="native-asan", variant="asan", ahead=True),
-    Stage("tsan", 1200, target="native-tsan", variant="tsan"),
     Stage(
         "guest",
         1200,
         pytest=(*ONE_WORKER, "-m", "guest and not long"),
         folders=_marked("guest"),
         beside=COMPUTING,
+        ahead=True,
     ),
+    Stage("asan", 1200, target="native-asan", variant="asan", ahead=True),
+    Stage("tsan", 1200, target="native-tsan", variant="tsan"),
     Stage(
         "alone",
         1200,

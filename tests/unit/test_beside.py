@@ -73,7 +73,7 @@ def test_only_variants_of_later_stages_are_compiled_beside_a_stage(
 ) -> None:
     stages = {each.name: each for each in gate_stages.STAGES}
     unit, alone = stages["unit"], stages["alone"]
-    later = [stages[name] for name in ("engines", "asan", "tsan", "guest")]
+    later = [stages[name] for name in ("engines", "asan", "tsan", "alone")]
     memory = SimpleNamespace(total=gate_stages.MEMORY_AHEAD)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     assert gate_stages.compiled_beside(unit, later) == ["asan", "tsan"]

@@ -43,9 +43,11 @@ def test_compilers_beside_a_stage_have_the_lowest_weight_and_end_with_the_stage(
         compiler = psutil.Process(pid_in(tree / "first"))
         assert compiler.nice() == beside.LOWEST
         assert os.getsid(compiler.pid) != os.getsid(0)
-        group = Path(f"/proc/{compiler.pid}/autogroup")
-        if group.exists():
-            assert group.read_text().endswith(f" nice {beside.LOWEST}\n")
+        file = Path(f"/proc/{compiler.pid}/autogroup")
+        group = file.read_text() if file.exists() else ""
+        # Other users may change the weights of ten sessions a second, all together.
+        if group and os.geteuid() == 0:
+            assert group.endswith(f" nice {beside.LOWEST}\n")
     assert not beside.is_alive(compiler)
     assert not (tree / "second").exists()
 

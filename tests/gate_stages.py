@@ -61,9 +61,7 @@ COMPUTING = Stage(
 STAGES = (
     Stage("lint", 900, target="lint"),
     Stage("plain", 900, target="native-plain", variant="plain"),
-    Stage(
-        "unit", 900, pytest=(*_workers(WORKERS), "-m", IN_PARALLEL), folders=UNIT, ahead=True
-    ),
+    Stage("unit", 900, pytest=(*_workers(WORKERS), "-m", IN_PARALLEL), folders=UNIT, ahead=True),
     Stage(
         "engines",
         2400,

@@ -55,9 +55,7 @@ def test_pipeline_stages_survive_rail_cuts(fake_cuda: Path, vllm_forks: Forks, s
     show(line)
 
 
-def test_no_token_is_returned_after_the_loss_of_a_peer(
-    fake_cuda: Path, vllm_forks: Forks
-) -> None:
+def test_no_token_is_returned_after_the_loss_of_a_peer(fake_cuda: Path, vllm_forks: Forks) -> None:
     done = run_ranks(
         "gpu_loss",
         "per-rank",

@@ -24,7 +24,8 @@ enum class FrameType : std::uint8_t {
   pong,         // answer to a ping
   rail_down,    // the sender took a rail (number) down in `epoch`; flags: PortEvidence of its
                 // port, and whether a fault is injected there
-  fenced,       // no write of a rail (number) in epochs up to `epoch` can land any more
+  fenced,       // no write of a rail (number) in epochs up to `epoch` can land any more; flags:
+                // PortEvidence of the receiver's port, as the receiver has reported it
   abort,        // a communicator failed; the payload is the error text
   close,        // graceful close of the process
   address,      // new listen address (Endpoint) of the accepting end of a rail (number)

@@ -189,6 +189,7 @@ void Link::rail_failed(RailId id, Epoch epoch, RailCause cause, TimeNs now) {
   rail.control = {};
   rail.notices.at = now;
   rail.notices.interval = 0;
+  rail.notices.confirmed = PortEvidence::unknown;
   repeat_notices(now);
   actions_.push_back({LinkAction::Kind::close, id, epoch, now});
 }

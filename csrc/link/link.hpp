@@ -383,6 +383,7 @@ class Link {
   [[nodiscard]] bool names_an_epoch(const FrameHeader& header) const;
   void on_rail_down(const FrameHeader& header, TimeNs now);
   void on_fenced(RailId rail, Epoch epoch, TimeNs now);
+  void on_fenced_frame(const FrameHeader& header, TimeNs now);
   [[nodiscard]] bool on_address(RailId via, const FrameHeader& header);
   void queue_ack(InStream& stream, RailId rail);
   void queue_ack_on(InStream& stream, RailId rail);
@@ -403,6 +404,7 @@ class Link {
   [[nodiscard]] bool others_advanced_since(RailId rail, TimeNs since) const;
   [[nodiscard]] TimeNs ack_deadline(const Rail& rail) const;
   void repeat_notices(TimeNs now);
+  void tell_port(RailId rail);
   void drop_notices(RailId rail);
   void repeat_acks(TimeNs now);
   void probe(RailId rail, std::uint32_t bytes);

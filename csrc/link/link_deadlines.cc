@@ -247,12 +247,25 @@ void Link::probe(RailId id, std::uint32_t bytes) {
   control.ping_bytes = bytes;
 }
 
+// Tells the peer a new finding about our port: at once, and again until the peer confirms.
+void Link::tell_port(RailId id) {
+  RailNotices& notices = rails_[id].notices;
+  notices.interval = notice_interval_min_ns;
+  notices.at = last_tick_ + notices.interval;
+  each_usable([&](RailId, Rail& other) { other.control.notices |= std::uint64_t{1} << id; });
+}
+
+// RAIL_DOWN is repeated until the peer has fenced the epoch and has confirmed the state of our
+// port.
 void Link::repeat_notices(TimeNs now) {
   for (RailId id = 0; id < rails_.size(); ++id) {
     Rail& rail = rails_[id];
-    const bool due = (rail.state == RailState::down || rail.state == RailState::fencing) &&
-                     rail.peer_fenced < rail.epoch && now >= rail.notices.at;
-    if (!due) continue;
+    const bool unfenced = (rail.state == RailState::down || rail.state == RailState::fencing) &&
+                          rail.peer_fenced < rail.epoch;
+    const bool untold = !connected(id) && rail.epoch != 0 &&
+                        rail.findings.own != PortEvidence::unknown &&
+                        rail.findings.own != rail.notices.confirmed;
+    if ((!unfenced && !untold) || now < rail.notices.at) continue;
     rail.notices.interval =
         std::clamp(2 * rail.notices.interval, notice_interval_min_ns, notice_interval_max_ns);
     rail.notices.at = now + rail.notices.interval;

@@ -272,7 +272,7 @@ void Link::frame_end(RailId id, TimeNs now) {
       else if (header.type == FrameType::rail_down)
         on_rail_down(header, now);
       else
-        on_fenced(static_cast<RailId>(header.number), header.epoch, now);
+        on_fenced_frame(header, now);
       break;
     case FrameType::abort: {
       const auto* text = reinterpret_cast<const char*>(incoming.text.get());
@@ -331,10 +331,14 @@ void Link::on_rail_down(const FrameHeader& header, TimeNs now) {
     rail.notices.injected = header.epoch;
     if (!announced && observer_ != nullptr) observer_->on_injected(about);
   }
-  if (header.epoch == rail.epoch) {
-    const auto port =
-        static_cast<PortEvidence>(header.flags & static_cast<std::uint8_t>(~frame_flag::injected));
-    if (port != PortEvidence::unknown) {
+  const auto port =
+      static_cast<PortEvidence>(header.flags & static_cast<std::uint8_t>(~frame_flag::injected));
+  if (port != PortEvidence::unknown) {
+    if (header.epoch >= rail.notices.reported_in) {
+      rail.notices.reported_in = header.epoch;
+      rail.notices.reported = port;
+    }
+    if (header.epoch == rail.epoch) {
       rail.findings.peer = port;
       conclude(about);
     }
@@ -344,6 +348,15 @@ void Link::on_rail_down(const FrameHeader& header, TimeNs now) {
     rail.own_fenced = std::max(rail.own_fenced, header.epoch);
   if (header.epoch <= rail.own_fenced && !planted(Mutant::fenced_not_repeated))
     each_usable([&](RailId, Rail& other) { other.control.fenced |= std::uint64_t{1} << about; });
+}
+
+// FENCED confirms the state of our port that the peer knows.  An older FENCED, or a finding since
+// then, leaves a difference, and RAIL_DOWN goes out again.
+void Link::on_fenced_frame(const FrameHeader& header, TimeNs now) {
+  const auto about = static_cast<RailId>(header.number);
+  on_fenced(about, header.epoch, now);
+  Rail& rail = rails_[about];
+  if (header.epoch >= rail.epoch) rail.notices.confirmed = static_cast<PortEvidence>(header.flags);
 }
 
 // Stores an address announced by the peer.  Returns false on a protocol violation.

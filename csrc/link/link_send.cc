@@ -156,6 +156,9 @@ bool Link::next_control(RailId id, OutFrame& frame, TimeNs now) {
     header.type = FrameType::fenced;
     header.number = about;
     header.epoch = rails_[about].own_fenced;
+    const RailNotices& notices = rails_[about].notices;
+    if (notices.reported_in >= rails_[about].epoch)
+      header.flags = static_cast<std::uint8_t>(notices.reported);
   } else if (!control.slots.empty()) {
     InStream* const stream = control.slots.back();
     control.slots.pop_back();

@@ -40,7 +40,7 @@ void Link::located(RailId id, Epoch epoch, const Findings& findings) {
   const PortEvidence peer = rail.findings.peer;
   rail.findings = findings;
   if (peer != PortEvidence::unknown) rail.findings.peer = peer;
-  each_usable([&](RailId, Rail& other) { other.control.notices |= std::uint64_t{1} << id; });
+  tell_port(id);
   conclude(id);
 }
 
@@ -50,7 +50,7 @@ void Link::port_broken(RailId id) {
   Rail& rail = rails_[id];
   if (rail.epoch == 0 || rail.findings.own == PortEvidence::broken) return;
   rail.findings.own = PortEvidence::broken;
-  each_usable([&](RailId, Rail& other) { other.control.notices |= std::uint64_t{1} << id; });
+  tell_port(id);
   conclude(id);
 }
 

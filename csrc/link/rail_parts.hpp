@@ -12,6 +12,7 @@
 #include "link/rail_state.hpp"
 #include "link/rate_meter.hpp"
 #include "link/ring.hpp"
+#include "link/verdict.hpp"
 
 namespace r2ccl {
 
@@ -137,6 +138,10 @@ struct RailNotices {
   std::uint32_t address_sequence = 0;  // last announcement, ours or the peer's; 0: none
   std::uint32_t injected = 0;          // last epoch that the peer's tests or drills ended; 0: none
   std::uint32_t owed = 0;  // epoch that our tests or drills ended, told in a later epoch
+  // State of our port that the peer has confirmed, in the last epoch.
+  PortEvidence confirmed = PortEvidence::unknown;
+  PortEvidence reported = PortEvidence::unknown;  // last report of the peer on its port
+  Epoch reported_in = 0;                          // epoch of this report
 };
 
 }  // namespace r2ccl

@@ -63,6 +63,51 @@ TEST(Verdict, LaterFindingsAreSentToThePeer) {
   EXPECT_EQ(pair.b.verdict(0), Verdict::remote_nic);
 }
 
+// The epoch is fenced at both ends, so that no repeated RAIL_DOWN carries the finding.
+TEST(Verdict, AFindingAfterTheFenceIsRepeatedUntilThePeerConfirmsIt) {
+  for (const bool carrier : {true, false}) {
+    LinkPair pair(2);
+    pair.a.rail_failed(0, 1, RailCause::dead_deadline, pair.now);
+    pair.exchange(1);
+    for (Link* end : {&pair.a, &pair.b}) pair.close_rails(*end);
+    pair.exchange(1);
+    ASSERT_EQ(pair.a.state(0), RailState::connecting);
+    if (carrier)
+      pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
+    else
+      pair.a.located(0, 1, {.own = broken, .peer = unknown, .complete = true});
+    EXPECT_EQ(pair.pull(pair.a, 1, FrameType::rail_down).size(), 1U);  // lost
+    pair.acknowledge(pair.a, 1);
+    EXPECT_EQ(pair.b.verdict(0), Verdict::none);
+    pair.pass(50 * ns_per_ms, [&] { pair.exchange(1); });
+    EXPECT_EQ(pair.b.verdict(0), Verdict::remote_nic);
+    std::size_t notices = 0;
+    pair.pass(1000 * ns_per_ms, [&] {
+      notices += pair.pull(pair.a, 1, FrameType::rail_down).size();
+      pair.acknowledge(pair.a, 1);
+    });
+    EXPECT_EQ(notices, 0U) << "confirmed";
+  }
+}
+
+// The confirmation of an earlier finding is under way while the finding changes.
+TEST(Verdict, TheConfirmationOfAnEarlierFindingLeavesTheNewOneUntold) {
+  LinkPair pair(2);
+  pair.a.rail_failed(0, 1, RailCause::dead_deadline, pair.now);
+  pair.exchange(1);
+  for (Link* end : {&pair.a, &pair.b}) pair.close_rails(*end);
+  pair.exchange(1);
+  pair.a.located(0, 1, {.own = works, .peer = unknown, .complete = true});
+  pair.deliver(pair.b, 1, pair.pull(pair.a, 1));
+  const auto answers = pair.pull(pair.b, 1);
+  pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
+  (void)pair.pull(pair.a, 1);  // lost
+  for (Link* end : {&pair.a, &pair.b}) pair.acknowledge(*end, 1);
+  pair.deliver(pair.a, 1, answers);
+  pair.pass(50 * ns_per_ms, [&] { pair.exchange(1); });
+  EXPECT_EQ(pair.b.verdict(0), Verdict::remote_nic);
+}
+
 TEST(Verdict, ThePeersReportOfItsPortOverridesLocalEvidence) {
   LinkPair pair(2);
   pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);

@@ -137,6 +137,10 @@ void inject(Engine& engine, std::uint16_t rail, const std::string& fault, std::u
   raise_if_failed(status);
 }
 
+void check_fault(const Engine& engine, const std::string& fault, double bytes_per_s) {
+  raise_if_failed(engine.check_fault(fault_from(fault), bytes_per_s));
+}
+
 void note_injected(Engine& engine, std::uint16_t rail, const std::string& fault,
                    std::uint32_t process) {
   const Fault kind = fault_from(fault);
@@ -289,6 +293,8 @@ void register_engine(nb::module_& module) {
            nb::arg("option") = "connect_timeout_s (R2CCL_CONNECT_TIMEOUT_S)")
       .def("inject", &inject, nb::arg("rail"), nb::arg("fault"), nb::arg("process") = 0,
            nb::arg("bytes_per_s") = 0.0)
+      .def("check_fault", &check_fault, nb::arg("fault"), nb::arg("bytes_per_s") = 0.0,
+           "Raises the error that inject() would raise on any rail.")
       .def("note_injected", &note_injected, nb::arg("rail"), nb::arg("fault"),
            nb::arg("process") = 0, "Records a fault injected or healed outside of this process.")
       .def("announce_drill", &announce_drill, nb::arg("rail"), nb::arg("fault"), nb::arg("seconds"),

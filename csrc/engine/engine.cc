@@ -195,8 +195,7 @@ void Engine::set_serving_engine(const std::string& name) {
   journal_.set_serving_engine(name);
 }
 
-Status Engine::inject(RailId rail, Fault fault, std::uint32_t process, double bytes_per_s) {
-  R2CCL_TRY(check_origin());
+Status Engine::check_fault(Fault fault, double bytes_per_s) const {
   if (fault == Fault::corrupt && !config_.checksum)
     return {ErrorCode::invalid_argument,
             "fault: corrupt needs checksums (R2CCL_CHECKSUM=on), else no rank detects it"};
@@ -206,6 +205,12 @@ Status Engine::inject(RailId rail, Fault fault, std::uint32_t process, double by
   if (fault == Fault::slow && !(bytes_per_s >= slowest_bytes_per_s))
     return {ErrorCode::invalid_argument,
             "bytes_per_s: must be at least 1 MB/s (8 Mbit/s); a slower rail counts as silent"};
+  return {};
+}
+
+Status Engine::inject(RailId rail, Fault fault, std::uint32_t process, double bytes_per_s) {
+  R2CCL_TRY(check_origin());
+  R2CCL_TRY(check_fault(fault, bytes_per_s));
   const Lock guard(*this);
   const TimeNs now = now_ns();
   return with_rails(rail, process,

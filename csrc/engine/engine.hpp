@@ -90,6 +90,8 @@ class Engine {
   // Injects a fault into rail `rail` to the process `peer`, or into the rails of this index to all
   // peers if peer = 0.  Fault::none heals.  `bytes_per_s`: rate of Fault::slow.
   Status inject(RailId rail, Fault fault, std::uint32_t peer = 0, double bytes_per_s = 0);
+  // Returns the error that inject() would return for a fault of any rail.
+  [[nodiscard]] Status check_fault(Fault fault, double bytes_per_s) const;
   // Records a fault injected or healed outside of this process.
   Status note_injected(RailId rail, Fault fault, std::uint32_t peer = 0);
   // Tells the peers of a drill, before a fault is injected.  Faults may come and go until

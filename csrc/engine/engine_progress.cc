@@ -291,7 +291,7 @@ void Engine::on_link_event(const LinkEvent& event) {
 }
 
 void Engine::apply_fault(Peer& peer, RailId rail, Fault fault, double bytes_per_s, TimeNs now) {
-  peer.rails[rail].fault = fault;
+  if (fault != Fault::reset) peer.rails[rail].fault = fault;  // a fault that lasts goes on
   peer.note_injected(rail, fault);
   peer.send(now);  // the announcement leaves before the fault
   Rail* transport = peer.ends[rail].rail.get();
@@ -303,7 +303,6 @@ void Engine::apply_fault(Peer& peer, RailId rail, Fault fault, double bytes_per_
       if (transport) transport->mute();
       break;
     case Fault::reset:
-      peer.rails[rail].fault = Fault::none;
       if (transport) transport->sever();
       break;
     case Fault::slow: peer.limit(rail, bytes_per_s); break;

@@ -52,7 +52,9 @@ void Peer::on_drill(RailId rail, std::uint8_t kind, bool over) {
 void Peer::note_injected(RailId rail, Fault fault) {
   const TimeNs now = now_ns();
   link.set_injected(rail, takes_down(fault));
-  if (!rails[rail].announced) {
+  // A `reset` beside a fault that lasts belongs to its drill, which goes on.
+  const bool beside = fault == Fault::reset && rails[rail].fault != Fault::none;
+  if (!rails[rail].announced && !beside) {
     if (fault != Fault::none)
       link.begin_drill(rail, static_cast<std::uint8_t>(fault), longest_drill_ns, now);
     if (fault == Fault::none || fault == Fault::reset) link.end_drill(rail, now);

@@ -47,6 +47,7 @@ class Injectable(Protocol):
     """Methods of an engine (``_core.Engine``) used here."""
 
     def inject(self, rail: int, fault: str, process: int = 0, bytes_per_s: float = 0.0) -> None: ...
+    def check_fault(self, fault: str, bytes_per_s: float = 0.0) -> None: ...
     def note_injected(self, rail: int, fault: str, process: int = 0) -> None: ...
     def announce_drill(self, rail: int, fault: str, seconds: float, process: int = 0) -> None: ...
     def end_drill(self, rail: int, process: int = 0) -> None: ...
@@ -209,6 +210,8 @@ class DrillService:
                 f"rail: {order.rail!r}{to} is not a rail of this worker; must be one of "
                 f"{', '.join(names)}"
             )
+        if order.by == ENGINE:  # a refused drill is told to no peer
+            self._engine.check_fault(_first_fault(order), _bytes_per_s(order))
         drill = Drill(order, found, time.time_ns())
         with self._lock:
             if self._closing:
@@ -313,11 +316,15 @@ class DrillService:
             if drill.order.by == SYSTEM:
                 self._engine.note_injected(rail, fault, peer)
             else:
-                self._engine.inject(rail, fault, peer, drill.order.mbit * 125_000)
+                self._engine.inject(rail, fault, peer, _bytes_per_s(drill.order))
 
 
 def _first_fault(order: Order) -> str:
     return "carrier_loss" if order.kind == "flap" else order.kind
+
+
+def _bytes_per_s(order: Order) -> float:
+    return order.mbit * 125_000
 
 
 def _seconds(order: Order) -> float:

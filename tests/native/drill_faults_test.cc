@@ -190,6 +190,28 @@ TEST(DrillFaults, ARealLossAfterADrillIsNoDrill) {
   EXPECT_EQ(told(), after_drill);
 }
 
+TEST(DrillFaults, AResetDuringAFaultThatLastsEndsNoDrill) {
+  Config config;
+  config.rejoin_backoff_min_ms = 1;
+  Job job({.ranks = 2, .rails = 2, .config = config});
+  ASSERT_TRUE(job.all_up());
+  constexpr auto slow = static_cast<std::uint8_t>(Fault::slow);
+  const auto rail = [&](std::size_t rank) { return job.engines[rank]->rails()[1]; };
+  ASSERT_TRUE(job.engines[0]->inject(1, Fault::slow, 0, 4e6).ok());
+  ASSERT_TRUE(eventually([&] { return rail(1).drill == slow; }, "the peer knows of the drill"));
+  ASSERT_TRUE(job.engines[0]->inject(1, Fault::reset).ok());
+  ASSERT_TRUE(eventually(
+      [&] {
+        return rail(0).epoch >= 2 && rail(0).state == RailState::up &&
+               rail(1).state == RailState::up;
+      },
+      "the rail has rejoined"));
+  for (const std::size_t rank : {0U, 1U}) EXPECT_EQ(rail(rank).drill, slow) << "rank " << rank;
+  ASSERT_TRUE(job.engines[0]->inject(1, Fault::none).ok());
+  for (const std::size_t rank : {0U, 1U})
+    EXPECT_TRUE(eventually([&] { return rail(rank).drill == no_drill; }, "the end of the drill"));
+}
+
 TEST(DrillFaults, ACorruptRailIsLostAndEveryBitIsRight) {
   for (const int verbs : {0, 2}) {
     Config config;
@@ -216,6 +238,8 @@ TEST(DrillFaults, UndetectableOrInvalidFaultsAreRefused) {
               ErrorCode::invalid_argument);
   EXPECT_EQ(job.engines[0]->inject(0, Fault::egress_refused).code(), ErrorCode::invalid_argument);
   EXPECT_EQ(job.engines[0]->inject(7, Fault::carrier_loss).code(), ErrorCode::invalid_argument);
+  EXPECT_EQ(job.engines[0]->check_fault(Fault::corrupt, 0).message(), corrupt.message());
+  EXPECT_TRUE(job.engines[0]->check_fault(Fault::slow, 1e6).ok());
   EXPECT_TRUE(injected(job, 0).empty());
 }
 

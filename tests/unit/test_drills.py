@@ -128,6 +128,7 @@ class Deaf:
         self.calls.append(name)
         return found
 
+    def check_fault(self, fault: str, bytes_per_s: float) -> None: ...
     def announce_drill(self, rail: int, fault: str, seconds: float, process: int) -> None: ...
     def end_drill(self, rail: int, process: int) -> None: ...
     def inject(self, rail: int, fault: str, process: int, bytes_per_s: float) -> None: ...
@@ -337,6 +338,8 @@ def test_an_impossible_drill_is_refused_by_name(drilled: Pair, fields: Any, why:
     with pytest.raises(DrillError, match=why):
         start(drilled, **fields)
     assert injected(drilled) == []
+    at_peer = journal.parse(drilled.ends[1].engine.journal_bytes()).events
+    assert [event.text for event in at_peer if event.kind == "injected"] == []
     assert [drill for drill in drills(drilled) if not drill["ended_clock_ns"]] == []
 
 

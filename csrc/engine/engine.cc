@@ -79,7 +79,8 @@ Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
       end.connect_fault = failed.fault;
       if (!failed.refused) end.narrow = 0;  // a refusal passed the path, as a handshake does
       end.unanswered = failed.fault == ConnectFault::no_answer;
-      end.misses = failed.fault == ConnectFault::rejected ? 0 : end.misses + 1;
+      const bool counts = peer->is_running(failed.rail);
+      end.misses = failed.fault == ConnectFault::rejected ? 0 : end.misses + (counts ? 1U : 0U);
       if (peer->connects) pair_by_trial(*peer, failed.rail);
     }
     peer->connect_failed(failed.rail, failed.answered, failed.refused, now_ns());

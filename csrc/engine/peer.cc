@@ -331,6 +331,16 @@ TimeNs Peer::patience(TimeNs connect_timeout) const {
   return std::min(late_patience_ns, connect_timeout / 2);
 }
 
+bool Peer::is_running(RailId except) const {
+  bool controlled = false;
+  for (RailId id = 0; id < rails.size(); ++id) {
+    if (id == except) continue;
+    if (link.been_up(id) || link.connected(id)) return true;
+    controlled = controlled || rails[id].kind == RailKind::control;
+  }
+  return !controlled;
+}
+
 void Peer::port_is_ready(RailId rail, TimeNs now) {
   RailEnd& end = rails[rail];
   // A port that comes and goes is news once.

@@ -107,7 +107,7 @@ struct RailEnd {
   bool told = false;         // the log has why the rail has never been up, or need not have it
   TimeNs ready_at = 0;       // first time that our late port became ready; 0: never
   std::size_t narrow = 0;    // index of the next connection's segment size; see note_narrow()
-  unsigned misses = 0;       // attempts in a row, over this port, that reached no listener
+  unsigned misses = 0;       // attempts in a row, over this port, that reached no running peer
   bool unanswered = false;   // the last attempt to connect got no answer
   bool narrowed = false;     // UP with smaller segments, now or at the last time
   unsigned lost_probes = 0;  // probations in a row that the peer has ended
@@ -166,6 +166,9 @@ class Peer final : public LinkObserver, public LinkOfRails {
   [[nodiscard]] TimeNs patience(TimeNs connect_timeout) const;
   // Notes that the rail's own port works, perhaps for the first time.
   void port_is_ready(RailId rail, TimeNs now);
+  // Returns true if the peer's process accepts connections, by another rail than `except`: an
+  // attempt before may only be early.  Without a control rail, all rails may await a trial.
+  [[nodiscard]] bool is_running(RailId except) const;
   // Enters a dormant rail into the journal and the listings.
   void show(RailId rail);
   // Exchanges the own ports of two rails that have never been UP.

@@ -5,8 +5,9 @@
 // repeated.  Every call makes progress for the whole link, unless another thread holds the engine's
 // lock.  The engine's background thread makes progress while no thread calls.
 //
-// Both ends must be open before the first message.  An error is sticky, and ends both ends.  An end
-// is used by a single thread at a time.
+// Both ends must be open before the first message.  An error is sticky, and ends both ends.
+// Messages delivered before the error can still be finished.  An end is used by a single thread at
+// a time.
 #pragma once
 
 #include <cstddef>
@@ -61,6 +62,7 @@ class PostedChannel {
   static Result<Peer*> find(Engine& engine, std::uint32_t process, ConnectionId id);
   [[nodiscard]] Posted& posted() const { return peer_->link.posted(); }
   [[nodiscard]] Status failure() const;  // ok while there is none
+  [[nodiscard]] bool is_open() const { return !closed_; }
   // Makes progress for the link.  Arrivals are likely on the inbound rail and on `likely`; the
   // other rails are read now and then.
   void advance(RailId likely, TimeNs now);

@@ -401,5 +401,41 @@ TEST(Engine, AWaitForAClosedEndOfAConnectionIsAnError) {
   EXPECT_EQ(status.code(), ErrorCode::peer_closed) << status.message();
 }
 
+// The peer may end right after its last message, and the receiver takes its messages later.
+TEST(Engine, MessagesDeliveredBeforeAnErrorCanBeFinished) {
+  Job job({.ranks = 2, .rails = 2, .posted = true, .config = {}});
+  auto sender = PostedSender::open(job.engines[0], job.engines[1]->process(), 5).value();
+  auto receiver = PostedReceiver::open(job.engines[1], job.engines[0]->process(), 5).value();
+  std::array<std::byte, 8> source{};
+  std::array<std::byte, 24> target{};
+  const MemoryId memory = receiver->add_memory(target).value();
+  for (std::uint64_t number = 0; number < 3; ++number) {
+    std::optional<std::uint64_t> posted;
+    while (!posted)
+      posted = receiver->receive({.memory = memory, .offset = 8 * number, .bytes = 8}).value();
+    ASSERT_EQ(*posted, number);
+  }
+  for (std::uint64_t number = 0; number < 2; ++number) {
+    std::optional<std::uint64_t> sent;
+    while (!sent) sent = sender->send(source).value();
+    while (!sender->sent(*sent).value()) std::this_thread::yield();
+  }
+  EXPECT_TRUE(sender->close(1.0).ok());
+  Status status;
+  ASSERT_TRUE(eventually(
+      [&] {
+        status = receiver->received(2).take_status();
+        return !status.ok();
+      },
+      "an error of the receiver"));
+  for (const std::uint64_t number : {1U, 0U}) {
+    std::optional<std::uint32_t> bytes;
+    while (!bytes) bytes = receiver->received(number).value();
+    EXPECT_EQ(*bytes, 8U);
+  }
+  EXPECT_EQ(receiver->received(2).take_status().message(), status.message());
+  EXPECT_TRUE(receiver->close(1.0).ok());
+}
+
 }  // namespace
 }  // namespace r2ccl

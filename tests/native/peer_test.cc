@@ -313,6 +313,19 @@ TEST(NeverUp, AConnectionEndsTheCountOfMisses) {
   EXPECT_EQ(alone.peer.rails[0].misses, 0U);
 }
 
+// A peer that is slow to start accepts no connection on any rail.
+TEST(NeverUp, OnlyAttemptsAfterThePeerHasAcceptedAnotherRailAreMisses) {
+  RailDescription control = rail_of(2);
+  control.kind = RailKind::control;
+  Alone alone({rail_of(0), rail_of(1), control});
+  EXPECT_FALSE(alone.peer.is_running(0));
+  alone.bring_up(2);
+  EXPECT_TRUE(alone.peer.is_running(0));
+  EXPECT_FALSE(alone.peer.is_running(2)) << "an attempt of the rail itself proves nothing";
+  Alone uncontrolled({rail_of(0), rail_of(1)});
+  EXPECT_TRUE(uncontrolled.peer.is_running(0)) << "both pairs may be wrong";
+}
+
 // The peer shows its end of a rail before ours, and a person may fault that end.
 TEST(NeverUp, ADrillOfThePeerDoesNotShowADormantRail) {
   RailDescription later = rail_of(1);

@@ -91,6 +91,8 @@ class RailInfo:
     """Chunks of this rail sent again on another rail; includes ``hedged_chunks``."""
     hedged_chunks: int
     """Replayed chunks sent while this rail was only suspected."""
+    withheld_chunks: int
+    """Chunks queued as hedges because a hop acknowledged bytes that the peer did not get."""
     index: int
     """Position among the rails of the link."""
     peer_engine: int

@@ -237,6 +237,7 @@ nb::list rails(Engine& engine) {
     rail["data_tx_bytes"] = info.counters.data_tx_bytes;
     rail["replayed_chunks"] = info.counters.replayed_chunks;
     rail["hedged_chunks"] = info.counters.hedged_chunks;
+    rail["withheld_chunks"] = info.counters.withheld_chunks;
     result.append(rail);
   }
   return result;

@@ -167,8 +167,11 @@ std::string Peer::shared_loss(RailId rail) const {
 }
 
 void Peer::on_replay(RailId rail, std::uint32_t chunks, bool hedge) {
+  const std::uint64_t withheld = link.counters(rail).withheld_chunks;
+  const bool lacked = std::exchange(rails[rail].withheld_chunks, withheld) != withheld;
   note(rail, {.time_ns = now_ns(),
               .kind = hedge ? JournalKind::hedge : JournalKind::replay,
+              .from = static_cast<std::uint8_t>(lacked ? 1 : 0),
               .value = chunks});
 }
 

@@ -121,7 +121,8 @@ struct JournalRecord {
   std::uint64_t sequence = 0;  // from 1; stored last, so readers see complete records only
   std::int64_t time_ns = 0;
   JournalKind kind = JournalKind::rail_state;
-  // rail_state: RailState; stall: Collective; injected: 1 if the peer reports the fault
+  // rail_state: RailState; stall: Collective; injected: 1 if the peer reports the fault; hedge: 1
+  // if a hop withheld bytes that the path had acknowledged
   std::uint8_t from = 0;
   // rail_state: RailState; verdict: Verdict; speed: 1 slow, 0 not slow; injected: Fault, 0 removed,
   // 255 unknown

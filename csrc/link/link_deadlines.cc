@@ -172,8 +172,8 @@ void Link::judge_accused(RailId id, TimeNs watched, TimeNs now) {
     const bool moving = rails_[id].path.last_rx >= health.accused_at;
     health.accused_watched += watched;
     if (health.accused_watched <= (moving ? deadline : deadline / due_share)) return;
-    suspect(id, now);
     health.withheld = true;
+    suspect(id, now);
     probe(id, 0);
   } else if (now - health.asked_others >= options_.probe_interval_ns) {
     ask_others(id, now);

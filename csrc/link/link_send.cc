@@ -457,6 +457,7 @@ void Link::replay_from(RailId id, bool hedge) {
     }
   }
   if (chunks == 0) return;
+  if (hedge && rails_[id].health.withheld) rails_[id].counters.withheld_chunks += chunks;
   if (observer_ != nullptr) observer_->on_replay(id, chunks, hedge);
   step(hedge ? LinkStep::hedge_queued : LinkStep::replay_queued, id);
 }

@@ -160,6 +160,7 @@ struct RailCounters {
   std::uint64_t data_tx_bytes = 0;
   std::uint64_t replayed_chunks = 0;  // chunks of this rail replayed on other rails
   std::uint64_t hedged_chunks = 0;    // replayed chunks posted as hedges
+  std::uint64_t withheld_chunks = 0;  // chunks hedged because a hop withheld acknowledged bytes
   std::uint64_t copies = 0;           // copies of messages sent to several rails at once
   std::uint64_t epochs = 0;           // number of established epochs
   TimeNs last_tx_ns = 0;              // send time of the last data frame; 0: none

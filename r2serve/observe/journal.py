@@ -291,8 +291,6 @@ def read(
     file = open_regular(path, owners)
     try:
         header = _header(os.pread(file, _HEADER.size, 0), os.fstat(file).st_size)
-        tables = _HEADER.size, header.rail_count * _RAIL.size
-        groups = header.groups_at, header.group_count * _GROUP_BYTES
         ring = [
             (first, os.pread(file, many * _RECORD.size, offset))
             for first, offset, many in (header.runs(after) if events else ())
@@ -301,8 +299,8 @@ def read(
         newest = _header(os.pread(file, _HEADER.size, 0), header.size).record_count
         return _parse(
             header,
-            os.pread(file, tables[1], tables[0]),
-            os.pread(file, groups[1], groups[0]),
+            os.pread(file, header.rail_count * _RAIL.size, _HEADER.size),
+            os.pread(file, header.group_count * _GROUP_BYTES, header.groups_at),
             ring,
             whole_after=newest + 1 - header.record_capacity,
         )
@@ -455,6 +453,8 @@ def _event(values: tuple[int, ...], rails: list[RailCounters]) -> Event:
             text += f" {_name(RAIL_CAUSES, cause)}"
     elif kind == "verdict":
         text = _name(RAIL_VERDICTS, after)
+    elif kind == "hedge":
+        text = "withheld" if before else ""
     elif kind == "speed":
         text = "slow" if after else "no longer slow"
     elif kind == "short_of_cpu":

@@ -56,6 +56,7 @@ def check(reports: list[dict[str, Any]], show: Show, what: str) -> None:
     messages = calls * len(reports) * 2
     suspicions = sum(report["suspicions"] for report in reports)
     hedges = sum(report["hedges"] for report in reports)
+    withheld = sum(report["withheld"] for report in reports)
     events = suspicions + sum(report["replays"] for report in reports)
     stalled = sum(report["stalled_ms"] for report in reports)
     longest = max(report["longest_calm_ms"] for report in reports)
@@ -64,14 +65,15 @@ def check(reports: list[dict[str, Any]], show: Show, what: str) -> None:
     ratio = f", {reports[0]['p50_ms'] / plain:.3f} of resilience off" if plain else ""
     show(
         f"{what}: {calls} calls of p50 {reports[0]['p50_ms']:.2f} ms{ratio}; {suspicions} "
-        f"suspicions, {hedges} hedges, {stalled:.1f} ms charged to rails, of {explained:.1f} ms "
-        f"explained by {events} events; short of CPU for "
+        f"suspicions, {hedges} hedges, {withheld} of withheld bytes, {stalled:.1f} ms charged to "
+        f"rails, of {explained:.1f} ms explained by {events} events; short of CPU for "
         f"{max(report['short_of_cpu_s'] for report in reports):.1f} s"
     )
     assert [down for report in reports for down in report["downs"]] == []
     if events == 0:
         assert stalled == 0, "a stall is charged to a rail without an event"
     timely(lambda: stalled <= explained, f"{stalled:.0f} ms charged, {explained:.0f} explained", 0)
+    timely(lambda: withheld == 0, f"{withheld} chunks hedged as withheld by a hop", 0)
     timely(lambda: hedges <= max(10, messages // 1000), f"{hedges} hedges, {messages} messages", 0)
     if plain:
         timely(lambda: reports[0]["p50_ms"] <= MOST_OF_PLAIN * plain, f"p50{ratio}", 0)
@@ -85,6 +87,7 @@ def report(**fields: Any) -> dict[str, Any]:
         "longest_calm_ms": 300.0,
         "suspicions": 0,
         "hedges": 0,
+        "withheld": 0,
         "replays": 0,
         "stalled_ms": 0.0,
         "short_of_cpu_s": 0.0,
@@ -99,6 +102,8 @@ def test_one_suspicion_explains_one_stall_but_not_a_minute(show: Show) -> None:
         check([report(suspicions=1, stalled_ms=60_000.0), report()], show, "a minute")
     with pytest.raises(AssertionError, match="without an event"):
         check([report(), report(stalled_ms=1.0)], show, "a stall without an event")
+    with pytest.raises(TimingMiss, match="2 chunks hedged as withheld"):
+        check([report(suspicions=1, withheld=2), report()], show, "a hop that is none")
     check([report(plain_p50_ms=1.0), report()], show, "calls as fast as without resilience")
     with pytest.raises(TimingMiss, match=r"1\.250 of resilience off"):
         check([report(plain_p50_ms=0.8), report()], show, "slower calls")

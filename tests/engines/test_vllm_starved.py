@@ -49,6 +49,10 @@ def counts(folder: Path) -> Counter[str]:
         total["suspicions"] += sum(text.startswith("UP->SUSPECT") for text in moves)
         total["losses"] += sum("->DOWN" in text for text in moves)
         total["hedged chunks"] += sum(rail.hedged_chunks for rail in found.rails)
+        hedges = [event for event in found.events if event.kind == "hedge"]
+        total["chunks hedged as withheld"] += sum(
+            event.value for event in hedges if event.text == "withheld"
+        )
         total["ns of stalls"] += sum(group.stalled_ns for group in found.groups)
         total["ns short of CPU"] += found.short_of_cpu_ns
     return total
@@ -85,4 +89,5 @@ def test_a_shortage_of_cpu_is_charged_to_no_rail(
     assert charged["ns short of CPU"] > 0, "the workers had enough CPU time"
     if not charged["suspicions"]:
         assert charged["ns of stalls"] == 0, told
+    timely(lambda: charged["chunks hedged as withheld"] == 0, told, within_s=0)
     timely(lambda: charged["ns of stalls"] == 0, f"charged to rails: {told}", within_s=0)

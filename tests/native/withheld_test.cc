@@ -32,6 +32,18 @@ TEST(Withheld, BytesThatAHopWithholdsAreSentAgainElsewhere) {
   EXPECT_EQ(pair.a.state(0), RailState::suspect);
   EXPECT_EQ(pair.out(pair.a).delivered(), 1U);
   EXPECT_GE(pair.a.counters(0).hedged_chunks, 1U);
+  EXPECT_EQ(pair.a.counters(0).withheld_chunks, 3U);
+}
+
+TEST(Withheld, AHedgeOfASilentRailIsNotCountedAsWithheld) {
+  LinkPair pair(2);
+  pair.post(pair.a, bytes_of(300, 1));
+  pair.pass(30 * ns_per_ms, [&] {
+    (void)pair.pull(pair.a, 0);
+    pair.exchange(1);
+  });
+  EXPECT_GE(pair.a.counters(0).hedged_chunks, 1U);
+  EXPECT_EQ(pair.a.counters(0).withheld_chunks, 0U);
 }
 
 TEST(Withheld, TheNextMessagesAvoidTheRail) {

@@ -378,6 +378,14 @@ def test_a_drill_marks_events_and_names_its_fault_and_its_end() -> None:
     assert [event.in_drill for event in events] == [True, False, True]
 
 
+def test_a_hedge_of_withheld_bytes_is_told_from_others() -> None:
+    def hedge(sequence: int, withheld: int) -> bytes:
+        return struct.pack("<QqBBBBIIIQQQ", sequence, 10, 4, withheld, 0, 0, 0, 3, 0, 0, 2, 0)
+
+    events = journal.parse(build(2, [hedge(1, 0), hedge(2, 1)])).events
+    assert [(event.kind, event.text) for event in events] == [("hedge", ""), ("hedge", "withheld")]
+
+
 def test_a_verdict_and_a_speed_change_have_texts() -> None:
     verdict, speed = journal.parse(build(2, [record(1, kind=6), record(2, kind=7)])).events
     assert (verdict.kind, verdict.text) == ("verdict", "transient")

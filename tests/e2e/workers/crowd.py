@@ -49,6 +49,7 @@ def counts(communicator: Communicator, lines: list[str]) -> dict[str, float]:
     return {
         "suspicions": len(moves(lines, "UP -> SUSPECT")),
         "hedges": sum(rail.hedged_chunks for rail in rails),
+        "withheld": sum(rail.withheld_chunks for rail in rails),
         "replays": sum(rail.replayed_chunks for rail in rails),
         "stalled_ms": sum(group.stalled_ns for group in groups) / 1e6,
     }

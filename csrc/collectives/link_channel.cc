@@ -184,8 +184,12 @@ Status LinkChannel::release(int peer) {
 
 Status LinkChannel::settle(int peer, std::size_t bytes) {
   const StepLock lock(*this);
+  return settle_to(peer, member(peer).call_position + bytes);
+}
+
+Status LinkChannel::settle_to(int peer, std::uint64_t position) {
   const Member& to = member(peer);
-  const std::uint64_t position = to.call_position + bytes;
+  settling_ = position;
   R2CCL_TRY(wait(
       peer, [&to] { return to.out->settled_position(); }, position));
   return detach_settled(peer);
@@ -208,9 +212,7 @@ Status LinkChannel::finish() {
   for (int peer = 0; peer < size(); ++peer) {
     const Member& to = member(peer);
     if (to.link == nullptr) continue;
-    R2CCL_TRY(wait(
-        peer, [&to] { return to.out->settled_position(); }, to.out->posted_position()));
-    R2CCL_TRY(detach_settled(peer));
+    R2CCL_TRY(settle_to(peer, to.out->posted_position()));
     // The target may still be written: a chunk came in a slot, but its first attempt is in flight.
     R2CCL_TRY(await_release(peer, "a lost rail may still write a result received from ", [&] {
       return to.link->reclaim_target(*to.in, /*received=*/true, clock());

@@ -165,6 +165,8 @@ class LinkChannel : public Channel {
   [[nodiscard]] bool same_site(int peer, const CallTag& tag);
   [[nodiscard]] bool heard_all() const;
   [[nodiscard]] bool has_passed(const CallTag& tag) const;
+  [[nodiscard]] static const StreamWait* lasting_wait(const Member& of);
+  Status settle_to(int peer, std::uint64_t position);
   [[nodiscard]] std::string position() const;
   void add_position(const std::string& text);
   void tell_all();
@@ -193,6 +195,7 @@ class LinkChannel : public Channel {
   unsigned other_sites_ = 0;  // warnings about differing call sites so far
   bool collected_ = false;    // positions of all ranks, or the wait for them has ended
   bool receiving_ = false;    // the current wait is for a message
+  std::uint64_t settling_ = 0;  // else, of the out stream: the position awaited last
   TimeNs told_at_ = 0;        // the last wait told to a peer: when, and of which chain
   std::uint32_t told_chain_ = 0;
 };

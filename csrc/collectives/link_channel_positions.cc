@@ -76,9 +76,18 @@ bool LinkChannel::has_passed(const CallTag& tag) const {
   return !same_call(tag, tag_);
 }
 
-// A wait told by a peer goes on while nothing is posted to the peer, and this rank posts nothing
-// while it waits itself.  All waits of a chain thus last at the same time.  A rank waits for one
-// peer at a time, so a chain of as many waits as ranks is a circle, which no message ends.
+// Returns a wait of a peer that still lasts.  A wait for a message goes on while nothing is posted
+// to the peer, a wait for room while none of its messages is consumed.
+const StreamWait* LinkChannel::lasting_wait(const Member& of) {
+  const std::optional<StreamWait>& message = of.out->peers_wait;
+  if (message && of.out->posted_only(message->consumed)) return &*message;
+  const std::optional<StreamWait>& room = of.in->peers_wait;
+  return room && of.in->consumed() == room->consumed ? &*room : nullptr;
+}
+
+// This rank posts and consumes nothing while it waits itself, so all waits of a chain last at the
+// same time.  A rank waits for one peer at a time, so a chain of as many waits as ranks is a
+// circle, which no message ends.
 Status LinkChannel::compare_waits(int awaited, TimeNs since, TimeNs now) {
   if (now - since < waits_interval() || planted(Mutant::waits_not_compared)) return {};
   std::uint32_t chain = 0;
@@ -87,8 +96,8 @@ Status LinkChannel::compare_waits(int awaited, TimeNs since, TimeNs now) {
     if (other.out == nullptr) continue;
     const InMessage* const unread = other.in->front();
     if (unread != nullptr && has_passed(unread->tag)) return mismatch(peer, *unread, unread->bytes);
-    const std::optional<StreamWait>& wait = other.out->peers_wait;
-    if (!wait.has_value() || !other.out->posted_only(wait->consumed)) continue;
+    const StreamWait* const wait = lasting_wait(other);
+    if (wait == nullptr) continue;
     if (const bool parted = has_passed(wait->tag); parted || wait->chain >= members_.size())
       return {ErrorCode::order_mismatch,
               "communicator '" + name_ + "': " +
@@ -99,12 +108,16 @@ Status LinkChannel::compare_waits(int awaited, TimeNs since, TimeNs now) {
                   " for rank " + std::to_string(awaited)};
     chain = std::max(chain, wait->chain);
   }
-  if (!receiving_ || (now - told_at_ < waits_interval() && chain < told_chain_)) return {};
+  const Member& from = member(awaited);
+  const bool for_room = !receiving_ && from.out->waits_for_credit(settling_);
+  if (!receiving_ && !for_room) return {};
+  if (now - told_at_ < waits_interval() && chain < told_chain_) return {};
   told_at_ = now;
   told_chain_ = chain + 1;
-  const Member& from = member(awaited);
-  from.link->tell_wait(*from.in,
-                       {.tag = tag_, .consumed = from.in->consumed(), .chain = told_chain_});
+  from.link->tell_wait(*from.in, {.tag = tag_,
+                                  .consumed = for_room ? from.out->credit() : from.in->consumed(),
+                                  .chain = told_chain_,
+                                  .for_room = for_room});
   flush(awaited, now);
   return {};
 }

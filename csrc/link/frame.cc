@@ -95,6 +95,7 @@ Room room_of(const FrameHeader& header) {
 
 void put(const StreamWait& wait, FrameHeader& header) {
   header.flags |= frame_flag::waits;
+  if (wait.for_room) header.flags |= frame_flag::for_room;
   header.tag = wait.tag;
   header.credit = wait.consumed;
   header.offset = wait.chain;
@@ -102,7 +103,10 @@ void put(const StreamWait& wait, FrameHeader& header) {
 
 std::optional<StreamWait> wait_of(const FrameHeader& header) {
   if ((header.flags & frame_flag::waits) == 0) return std::nullopt;
-  return StreamWait{.tag = header.tag, .consumed = header.credit, .chain = header.offset};
+  return StreamWait{.tag = header.tag,
+                    .consumed = header.credit,
+                    .chain = header.offset,
+                    .for_room = (header.flags & frame_flag::for_room) != 0};
 }
 
 void seal(FrameHeader& header) {

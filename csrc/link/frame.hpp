@@ -48,6 +48,7 @@ inline constexpr std::uint8_t replay = 1;      // a repeated attempt of the chun
 inline constexpr std::uint8_t ack_now = 2;     // request an immediate delivery ack
 inline constexpr std::uint8_t in_target = 4;   // the chunk is in the target, not in the slot
 inline constexpr std::uint8_t waits = 8;       // ack_request: the sender waits; see StreamWait
+inline constexpr std::uint8_t for_room = 16;   // with `waits`: see StreamWait::for_room
 inline constexpr std::uint8_t injected = 128;  // rail_down: a test or drill caused the fault
 }  // namespace frame_flag
 
@@ -118,11 +119,14 @@ void put(const Room& room, FrameHeader& header);
 [[nodiscard]] Room room_of(const FrameHeader& header);
 
 // Part of an `ack_request` with frame_flag::waits: the sender waits for the receiver's next
-// message.
+// message, or for room in the receiver's slots.
 struct StreamWait {
-  CallTag tag;                 // call of the sender
-  std::uint64_t consumed = 0;  // messages of the receiver that the sender has consumed
-  std::uint32_t chain = 1;     // waits in a row: the sender's, and those of ranks that wait for it
+  CallTag tag;  // call of the sender
+  // Messages of the receiver that the sender has consumed.  for_room: messages of the sender that
+  // the receiver has consumed, as the sender knows by its credit.
+  std::uint64_t consumed = 0;
+  std::uint32_t chain = 1;  // waits in a row: the sender's, and those of ranks that wait for it
+  bool for_room = false;
 
   friend bool operator==(const StreamWait&, const StreamWait&) = default;
 };

@@ -110,7 +110,9 @@ class InStream {
   TimeNs owed_since_ns = 0;      // 0: no ack is due
   std::uint64_t requested = 0;   // time of the peer's last ack request; our acks repeat the time
   std::uint64_t offered = 0;     // bit r: the peer may write the slots over verbs rail r
-  std::optional<StreamWait> own_wait;  // last wait for a message of this stream, for the peer
+  // Last wait for a message of this stream, or for room for the reverse stream, for the peer.
+  std::optional<StreamWait> own_wait;
+  std::optional<StreamWait> peers_wait;  // last wait of the peer for room here, as told
   Target target;
 
  private:

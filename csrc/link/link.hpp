@@ -90,7 +90,7 @@ class Link {
   // send_close() queues a `close` frame on every usable rail.
   void send_abort(const AbortNotice& notice);
   void send_close();
-  // Tells the peer of a wait for a message of `stream`, in an ack request on every usable rail.
+  // Tells the peer of a wait for `stream`, in an ack request on every usable rail.
   void tell_wait(InStream& stream, const StreamWait& wait);
   // Announces a new listen address of a rail; used by the accepting end only.  Every rail carries
   // the announcement, and so does each rail opened later.  The highest sequence number counts.

@@ -398,10 +398,10 @@ void Link::on_ack_request(RailId id, const FrameHeader& request) {
     pair.in.requested = std::max(pair.in.requested, request.number);
     // A request may overtake a newer one on another rail.
     const auto wait = wait_of(request);
-    const auto& known = pair.out.peers_wait;
+    auto& known = wait && wait->for_room ? pair.in.peers_wait : pair.out.peers_wait;
     if (wait && (!known || wait->consumed > known->consumed ||
                  (wait->consumed == known->consumed && wait->chain > known->chain)))
-      pair.out.peers_wait = wait;
+      known = wait;
     return queue_ack_everywhere(pair.in);
   }
   auto& answers = rails_[id].control.answers;

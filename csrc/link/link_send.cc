@@ -240,8 +240,9 @@ bool Link::next_control(RailId id, OutFrame& frame, TimeNs now) {
     header.communicator = stream.communicator();
     header.number = static_cast<std::uint64_t>(stream.ack_requested_ns);
     const InStream& awaited = *stream.reverse;
-    if (awaited.own_wait && awaited.own_wait->consumed == awaited.consumed())
-      put(*awaited.own_wait, header);
+    const auto& wait = awaited.own_wait;
+    if (wait && wait->consumed == (wait->for_room ? stream.credit() : awaited.consumed()))
+      put(*wait, header);
   } else if (control.posted != 0 && posted_->next_frame(id, frame)) {
     return true;
   } else if (control.close) {

@@ -128,6 +128,10 @@ class OutStream {
   [[nodiscard]] bool wants_ack() const {
     return delivered_ < next_number_ || (!ops_.empty() && credit_ < next_number_);
   }
+  // Returns true if bytes before `position` wait until the receiver consumes a message.
+  [[nodiscard]] bool waits_for_credit(std::uint64_t position) const {
+    return !ops_.empty() && opened_position_ < position && next_number_ >= credit_ + shape_.slots;
+  }
   // Returns true if posted bytes wait despite credit, because the slots are in quarantine.
   [[nodiscard]] bool quarantined() const {
     return !ops_.empty() && next_number_ < credit_ + shape_.slots;

@@ -276,6 +276,52 @@ TEST(Consensus, RanksThatOnlyReceiveFromEachOtherGetAnError) {
     });
 }
 
+// Slots hold 8 MiB, so that the end of a large message waits for room.
+Status send_large(Communicator& communicator, int to) {
+  const std::vector<std::byte> data(std::size_t{16} << 20);
+  return communicator.send_to(data.data(), data.size(), DType::u8, to);
+}
+
+TEST(Consensus, RanksThatOnlyWaitForRoomAtEachOtherGetAnError) {
+  for (const int ranks : {2, 3, 5})
+    only_wait(ranks, [ranks](int rank, Communicator& communicator) {
+      return send_large(communicator, (rank + 1) % ranks);
+    });
+}
+
+// Rank 0 waits for a message of rank 1, which waits for room at rank 2, which waits for a message
+// of rank 0.
+TEST(Consensus, ACircleOfWaitsForMessagesAndForRoomIsAnError) {
+  only_wait(3, [](int rank, Communicator& communicator) {
+    std::array<std::byte, 4> data{};
+    if (rank == 1) return send_large(communicator, 2);
+    return communicator.receive_from(data.data(), data.size(), DType::u8, (rank + 1) % 3);
+  });
+}
+
+TEST(Consensus, AWaitForRoomAtALateRankIsNoError) {
+  const WaitsCompared at_once(0);
+  Job job({.ranks = 3, .rails = 1, .config = comparing(Consensus::step)});
+  const auto both_wait = [&] { return job.in_call(0) && job.in_call(1); };
+  job.run([&](int rank, Communicator& communicator) {
+    std::vector<std::byte> data(std::size_t{16} << 20);
+    if (rank == 2) {
+      ASSERT_TRUE(eventually(both_wait, "the other ranks wait"));
+    }
+    // Rank 0 waits for a message of rank 1, which waits for room at rank 2.
+    if (rank != 1) {
+      const std::size_t bytes = rank == 2 ? data.size() : 4;
+      const Status status = communicator.receive_from(data.data(), bytes, DType::u8, 1);
+      ASSERT_TRUE(status.ok()) << status.message();
+    } else {
+      ASSERT_TRUE(communicator.send_to(data.data(), data.size(), DType::u8, 2).ok());
+      ASSERT_TRUE(communicator.send_to(data.data(), 4, DType::u8, 0).ok());
+    }
+    const Status status = communicator.broadcast(data.data(), 4, DType::u8, 2);
+    EXPECT_TRUE(status.ok()) << status.message();
+  });
+}
+
 // Rank 0 comes late on purpose: other ranks wait for it in different calls, and for each other.
 TEST(Consensus, AChainOfWaitsForALateRankIsNoError) {
   const WaitsCompared at_once(0);

@@ -161,6 +161,26 @@ TEST(LinkFrames, AWaitIsToldOnEveryRailWhileItLasts) {
   EXPECT_FALSE(silent.peers_wait.has_value());
 }
 
+TEST(LinkFrames, AWaitForRoomIsToldUntilCreditComes) {
+  LinkPair pair(2);
+  pair.post(pair.a, bytes_of(3 * 384, 1));  // two slots
+  for (RailId rail = 0; rail < 2; ++rail) pair.exchange(rail);
+  EXPECT_TRUE(pair.out(pair.a).waits_for_credit(3 * 384));
+  EXPECT_FALSE(pair.out(pair.a).waits_for_credit(2 * 384));
+  const StreamWait wait{.tag = {.number = 7}, .consumed = 0, .chain = 2, .for_room = true};
+  pair.a.tell_wait(pair.in(pair.a), wait);
+  pair.exchange(0);
+  EXPECT_EQ(pair.in(pair.b).peers_wait, wait);
+  EXPECT_FALSE(pair.out(pair.b).peers_wait.has_value());
+  (void)pair.b.consume(pair.in(pair.b), pair.now);
+  pair.pass(10 * ns_per_ms, [&] { pair.exchange(0); });
+  EXPECT_FALSE(pair.out(pair.a).waits_for_credit(3 * 384));
+  pair.in(pair.b).peers_wait.reset();
+  pair.a.tell_wait(pair.in(pair.a), wait);
+  pair.exchange(0);
+  EXPECT_FALSE(pair.in(pair.b).peers_wait.has_value());
+}
+
 // ---- ABORT ----
 
 TEST(LinkFrames, AnAbortArrivesWithItsTextOnEveryRail) {

@@ -111,8 +111,9 @@ def stream(engine: Engine, errors: list[str] | None = None, **more: object) -> G
 
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'
-# vLLM's platform for CPUs has no asynchronous scheduling. `unit/test_device.py` and
-# `unit/test_vllm_outputs.py` play its order of steps and outputs.
+# vLLM's platform for CPUs has no asynchronous scheduling. `test_vllm_on_fake_driver.py` runs it
+# with vLLM's GPU workers; `unit/test_device.py` and `unit/test_vllm_outputs.py` play its order of
+# steps and outputs.
 FEATURES = {
     "tensor parallel": (2, []),
     "pipeline": (1, ["--pipeline-parallel-size", "2"]),

@@ -27,6 +27,8 @@ cache          layout and memory of the KV cache
 tokens         scheduler, ``execute_model``, attention in        layers use vLLM's Python code
                Triton's interpreter, sampling, our check of      instead of the kernels of ``_C``
                outputs; a rail is cut
+overlapped     ``AsyncScheduler``, asynchronous outputs: the     only in its long test
+               next step begins before tokens are taken
 profile        ``profile_run``: forward and sampler at full      ``compile_or_warm_up_model`` is not
                size                                              called: kernels only
 destroy        vLLM's teardown closes our communicators
@@ -144,8 +146,8 @@ class Job:
         """Returns step and error of each stopped rank."""
         return set(re.findall(r"^rank \d stopped at (.*)", self.output, re.MULTILINE))
 
-    def tokens(self, rank: int) -> list[int]:
-        [said] = re.findall(rf"^rank {rank} tokens ([\d ]+)$", self.output, re.MULTILINE)
+    def tokens(self, rank: int, step: str = "tokens") -> list[int]:
+        [said] = re.findall(rf"^rank {rank} {step} ([\d ]+)$", self.output, re.MULTILINE)
         return [int(each) for each in said.split()]
 
 
@@ -157,6 +159,21 @@ def test_workers_of_two_nodes_serve_a_model(
         assert job.reached(rank) == list(STEPS), job.output[-6000:]
         assert job.tokens(rank) == expected_tokens
     assert job.status == 0, job.output[-6000:]
+
+
+@pytest.mark.long
+def test_a_step_may_begin_before_the_tokens_of_the_last_are_taken(
+    small_llama: Path, expected_tokens: list[int], fake_cuda: Path, tmp_path: Path
+) -> None:
+    """Asynchronous scheduling: the comparison of positions ends no step for no reason."""
+    environment = vllm_without_kernels.environment(tmp_path, fake_cuda, "0.32.0")
+    job = Job(small_llama, {**environment, "R2SERVE_TEST_OVERLAPPED": "1"})
+    at = STEPS.index("profile")
+    for rank in range(2):
+        assert job.reached(rank) == [*STEPS[:at], "overlapped", *STEPS[at:]], job.output[-6000:]
+        assert job.tokens(rank, "overlapped") == expected_tokens
+    assert job.status == 0, job.output[-6000:]
+    assert "OrderMismatch" not in job.output
 
 
 @pytest.mark.long

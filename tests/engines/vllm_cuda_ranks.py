@@ -16,6 +16,7 @@ import os
 import sys
 import time
 import traceback
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,6 +49,10 @@ import r2serve.device  # noqa: E402
 CACHE_BYTES = 16 << 20
 PROMPT = list(range(5, 25))
 TOKENS = 3
+STEPS_UNDER_WAY = 2
+"""Length of the engine core's queue under asynchronous scheduling."""
+OVERLAPPED = "R2SERVE_TEST_OVERLAPPED"
+"""Environment variable; set: the step `overlapped` runs, too."""
 REPLAYS = 20
 GRACE_S = 10.0
 RANK_LIMIT_S = 900.0  # shorter than the test's limit for the script
@@ -227,6 +232,43 @@ def tokens(state: Any) -> None:
     say(f"rank {state.rank} tokens {' '.join(map(str, request.output_token_ids))}")
 
 
+def overlapped(state: Any) -> None:
+    """The request again under asynchronous scheduling, in the order of vLLM's engine core.
+
+    A step is in the stream before the tokens of the step before it are taken.
+    """
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.request import Request
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    assert state.config.scheduler_config.async_scheduling
+    scheduler = AsyncScheduler(
+        vllm_config=state.config,
+        kv_cache_config=state.cache,
+        structured_output_manager=StructuredOutputManager(state.config),
+        block_size=state.config.cache_config.block_size,
+    )
+    wanted = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    request = Request("b-01234567", PROMPT, wanted, None)
+    scheduler.add_request(request)
+    under_way: deque[tuple[Any, Any]] = deque()
+    most = 0
+    while scheduler.has_unfinished_requests():
+        scheduled = scheduler.schedule()
+        if scheduled.total_num_scheduled_tokens > 0:
+            output = state.worker.execute_model(scheduled)
+            if output is None:
+                output = state.worker.sample_tokens(None)
+            under_way.append((scheduled, output))
+            most = max(most, len(under_way))
+            if len(under_way) < STEPS_UNDER_WAY:
+                continue
+        scheduled, output = under_way.popleft()
+        scheduler.update_from_output(scheduled, output.get_output())
+    assert most == STEPS_UNDER_WAY, "no step began before the tokens of another were taken"
+    say(f"rank {state.rank} overlapped {' '.join(map(str, request.output_token_ids))}")
+
+
 def profile(state: Any) -> None:
     """A forward pass and sampling at the largest size, as vLLM measures memory."""
     state.worker.model_runner.profile_run()
@@ -252,6 +294,7 @@ STEPS = (
     model,
     cache,
     tokens,
+    *([overlapped] if os.environ.get(OVERLAPPED) else []),
     profile,
     destroy,
 )

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -31,6 +32,7 @@ hypothesis.settings.load_profile("gate")
 
 LIMITS_S = {"engines": 1500.0, "e2e": 600.0, "kernels": 400.0, "unit": 400.0}
 """Time limit of a test by folder, with set-up and teardown; a marker `timeout` may raise it."""
+RECORD_VARIABLE = "R2SERVE_RECORD"
 LATE = "late"
 """Property of a report whose test failed with nothing but TimingMiss."""
 
@@ -72,6 +74,30 @@ def show(request: pytest.FixtureRequest) -> Callable[[str], None]:
         request.node.user_properties.append(("shown", line))
 
     return say
+
+
+@pytest.fixture
+def record(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Appends the figures of the test, a line of JSON, to the file ``$R2SERVE_RECORD``, if set."""
+
+    def add(**figures: object) -> None:
+        file = os.environ.get(RECORD_VARIABLE, "")
+        if not file:
+            return
+        from r2serve.bench.collectives import machine
+
+        row = {
+            "test": request.node.nodeid,
+            "commit": machine.commit(),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "cpu": machine.cpu_model(),
+            "cores": os.cpu_count(),
+            **figures,
+        }
+        with Path(file).open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(row) + "\n")
+
+    return add
 
 
 def limit_s(item: pytest.Item) -> float:

@@ -18,6 +18,7 @@ MOST_OF_PLAIN = 1.05
 """Most p50 of a call, as a multiple of the p50 without resilience in the same run."""
 
 Show = Callable[[str], None]
+Record = Callable[..., None]
 
 
 def rails(count: int) -> dict[str, str]:
@@ -45,7 +46,13 @@ def ended(crowd: list[Any], seconds: float) -> list[dict[str, Any]]:
     return reports
 
 
-def check(reports: list[dict[str, Any]], show: Show, what: str) -> None:
+def keep_nothing(**_figures: object) -> None:
+    """A record that is not kept."""
+
+
+def check(
+    reports: list[dict[str, Any]], show: Show, what: str, record: Record = keep_nothing
+) -> None:
     """No rail was lost, and at most one hedge was sent per 1,000 messages, or 10 in a short run.
 
     A suspicion stalls a call of its rank, and a chunk sent again stalls a call of its receiver. An
@@ -69,7 +76,20 @@ def check(reports: list[dict[str, Any]], show: Show, what: str) -> None:
         f"rails, of {explained:.1f} ms explained by {events} events; short of CPU for "
         f"{max(report['short_of_cpu_s'] for report in reports):.1f} s"
     )
-    assert [down for report in reports for down in report["downs"]] == []
+    downs = [down for report in reports for down in report["downs"]]
+    record(
+        what=what,
+        ranks=len(reports),
+        calls=calls,
+        p50_ms=reports[0]["p50_ms"],
+        plain_p50_ms=plain,
+        suspicions=suspicions,
+        hedges=hedges,
+        withheld=withheld,
+        downs=len(downs),
+        stalled_ms=stalled,
+    )
+    assert downs == []
     if events == 0:
         assert stalled == 0, "a stall is charged to a rail without an event"
     timely(lambda: stalled <= explained, f"{stalled:.0f} ms charged, {explained:.0f} explained", 0)
@@ -116,13 +136,19 @@ def test_one_suspicion_explains_one_stall_but_not_a_minute(show: Show) -> None:
     [(24, 6, 0), pytest.param(32, 600, 60, marks=pytest.mark.long)],
 )
 def test_a_crowd_costs_no_rail(
-    jobs: Any, free_ports: Any, show: Show, ranks: int, seconds: int, warm_s: int
+    jobs: Any,
+    free_ports: Any,
+    show: Show,
+    record: Record,
+    ranks: int,
+    seconds: int,
+    warm_s: int,
 ) -> None:
     plain = free_ports(1)[0] if seconds > 60 else None
     crowd = started(jobs, ranks, config=rails(2), seconds=seconds, warm_s=warm_s, plain_port=plain)
     for rank in crowd:
         rank.hear(PATIENCE_S)
-    check(ended(crowd, seconds), show, f"{ranks} ranks on {os.cpu_count()} cores")
+    check(ended(crowd, seconds), show, f"{ranks} ranks on {os.cpu_count()} cores", record)
 
 
 @pytest.mark.alone
@@ -136,7 +162,13 @@ def test_a_crowd_costs_no_rail(
     ],
 )
 def test_a_cpu_quota_costs_no_rail(
-    jobs: Any, free_ports: Any, show: Show, quota_ms: int, period_ms: int, seconds: int
+    jobs: Any,
+    free_ports: Any,
+    show: Show,
+    record: Record,
+    quota_ms: int,
+    period_ms: int,
+    seconds: int,
 ) -> None:
     plain = free_ports(1)[0] if seconds > 60 else None
     with cpu_quota(quota_ms, period_ms) as limit:
@@ -144,19 +176,19 @@ def test_a_cpu_quota_costs_no_rail(
         for rank in crowd:
             rank.hear(PATIENCE_S)
             limit(rank.process.pid)
-        check(ended(crowd, seconds), show, f"quota of {quota_ms} ms each {period_ms} ms")
+        check(ended(crowd, seconds), show, f"quota of {quota_ms} ms each {period_ms} ms", record)
 
 
 @pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_cpu_hogs_cost_no_rail(jobs: Any, show: Show) -> None:
+def test_cpu_hogs_cost_no_rail(jobs: Any, show: Show, record: Record) -> None:
     seconds, hogs = 600, 2 * (os.cpu_count() or 1)
     crowd = started(jobs, 2, config=rails(2), seconds=seconds, warm_s=0, plain_port=None)
     with cpu_hogs(hogs):
         for rank in crowd:
             rank.hear(PATIENCE_S)
-        check(ended(crowd, seconds), show, f"{hogs} CPU hogs beside 2 ranks")
+        check(ended(crowd, seconds), show, f"{hogs} CPU hogs beside 2 ranks", record)
 
 
 @pytest.mark.alone

@@ -21,7 +21,12 @@ SLACK_BYTES = 24 << 20
     ("seconds", "seed"), [(6, SEED), pytest.param(300, None, marks=pytest.mark.long)]
 )
 def test_a_soak_is_exact_and_leaves_nothing_behind(
-    jobs: Any, free_ports: Any, show: Callable[[str], None], seconds: int, seed: int | None
+    jobs: Any,
+    free_ports: Any,
+    show: Callable[[str], None],
+    record: Callable[..., None],
+    seconds: int,
+    seed: int | None,
 ) -> None:
     """The long variant chooses a seed at random, and prints the seed."""
     seed = random.randrange(1 << 31) if seed is None else seed
@@ -50,6 +55,15 @@ def test_a_soak_is_exact_and_leaves_nothing_behind(
         f"{sum(said['rejoins'] for said in rounds[1])} rejoins, resources "
         f"{[said['resources'] for said in rounds[0]]} -> "
         f"{[said['resources'] for said in rounds[1]]}"
+    )
+    record(
+        seed=seed,
+        rounds=2,
+        seconds=seconds,
+        wrong=0,  # a wrong result has failed above
+        rejoins=sum(said["rejoins"] for said in rounds[1]),
+        resources=[[said["resources"] for said in round_] for round_ in rounds],
+        **total,
     )
     assert total["harmed"] == 0
     assert min(total["calls"], total["forks"], total["signals"], total["limits"]) > 0

@@ -197,6 +197,7 @@ void Engine::set_serving_engine(const std::string& name) {
 }
 
 Status Engine::check_fault(Fault fault, double bytes_per_s) const {
+  R2CCL_TRY(check_origin());
   if (fault == Fault::corrupt && !config_.checksum)
     return {ErrorCode::invalid_argument,
             "fault: corrupt needs checksums (R2CCL_CHECKSUM=on), else no rank detects it"};
@@ -210,7 +211,6 @@ Status Engine::check_fault(Fault fault, double bytes_per_s) const {
 }
 
 Status Engine::inject(RailId rail, Fault fault, std::uint32_t process, double bytes_per_s) {
-  R2CCL_TRY(check_origin());
   R2CCL_TRY(check_fault(fault, bytes_per_s));
   const Lock guard(*this);
   const TimeNs now = now_ns();

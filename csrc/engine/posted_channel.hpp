@@ -124,7 +124,8 @@ class PostedReceiver final : public PostedChannel {
   Result<MemoryId> add_memory(std::span<std::byte> memory);
   Status remove_memory(MemoryId id);
   // Posts the receive of the next message and returns its number, counted from 0.  Empty: call
-  // again, since too many receives are not finished.
+  // again, since too many receives are not finished, or the connection has failed and messages
+  // that have arrived are not finished yet.
   Result<std::optional<std::uint64_t>> receive(const PostedMemory& into);
   // Finishes a receive: returns the size of the message once the message is there.  Call until
   // then, and not again.

@@ -63,6 +63,8 @@ class Posted {
   [[nodiscard]] std::optional<std::uint32_t> received(ConnectionId connection,
                                                       std::uint64_t number) const;
   void take_received(ConnectionId connection, std::uint64_t number);  // requires received()
+  // Returns true if a message has arrived and is not taken.
+  [[nodiscard]] bool holds_message(ConnectionId connection) const;
   // Returns true if a receive that is not done uses the memory.
   [[nodiscard]] bool uses(ConnectionId connection, MemoryId id) const;
   // Ends the connection.  On false, rails may still write its memory and are being fenced: call

@@ -38,6 +38,12 @@ std::optional<std::uint32_t> Posted::received(ConnectionId connection, std::uint
   return receive.message_bytes;
 }
 
+bool Posted::holds_message(ConnectionId connection) const {
+  return std::ranges::any_of(receives_.at(connection)->ring, [](const Receive& receive) {
+    return receive.state == Receive::State::done;
+  });
+}
+
 void Posted::take_received(ConnectionId connection, std::uint64_t number) {
   Receives& receives = *receives_.at(connection);
   receives.at(number).state = Receive::State::free;

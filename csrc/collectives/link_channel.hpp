@@ -195,8 +195,9 @@ class LinkChannel : public Channel {
   unsigned other_sites_ = 0;  // warnings about differing call sites so far
   bool collected_ = false;    // positions of all ranks, or the wait for them has ended
   bool receiving_ = false;    // the current wait is for a message
-  std::uint64_t settling_ = 0;  // else, of the out stream: the position awaited last
-  TimeNs told_at_ = 0;        // the last wait told to a peer: when, and of which chain
+  // If not: the position of the out stream that was awaited last.
+  std::uint64_t settling_ = 0;
+  TimeNs told_at_ = 0;  // the last wait told to a peer: when, and of which chain
   std::uint32_t told_chain_ = 0;
 };
 

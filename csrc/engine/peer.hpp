@@ -111,8 +111,9 @@ struct RailEnd {
   bool unanswered = false;   // the last attempt to connect got no answer
   bool narrowed = false;     // UP with smaller segments, now or at the last time
   unsigned lost_probes = 0;  // probations in a row that the peer has ended
-  std::uint64_t withheld_chunks = 0;  // see RailCounters, at the last replay
   int mtu = 0;               // of the path by the kernel's knowledge, in bytes; 0: unknown
+  // See RailCounters; at the last replay.
+  std::uint64_t withheld_chunks = 0;
 
   // Returns true if a fault forbids new connections.
   [[nodiscard]] bool blocked() const {

@@ -238,12 +238,18 @@ def engines(model: Path, folder: Path, forks: Forks, places: Path) -> Iterator[S
     """Yields a function that starts an engine and waits for /health; ends all engines at exit.
 
     places: folder of the locks, see :func:`a_place`. A test starts an engine after the end of the
-    engine before, so that a place suffices.
+    engine before, so that a place suffices. replicas: each node has a data-parallel engine, and no
+    group of tensor parallelism spans nodes.
     """
     started: list[Engine] = []
 
     def start(
-        tensor_parallel: int, flags: list[str], nodes: list[dict[str, str]], *, eager: bool = True
+        tensor_parallel: int,
+        flags: list[str],
+        nodes: list[dict[str, str]],
+        *,
+        eager: bool = True,
+        replicas: bool = False,
     ) -> Engine:
         # A compiling engine is no fork, because the compiler reads the environment at import.
         popen = partial(forks.popen, session=True) if eager else start_process
@@ -258,7 +264,13 @@ def engines(model: Path, folder: Path, forks: Forks, places: Path) -> Iterator[S
             command += ["--enforce-eager"] if eager else []
             command += ["--tensor-parallel-size", str(tensor_parallel), "--max-model-len", "512"]
             command += ["--port", str(engine.port), "--max-num-seqs", "8", *flags]
-            if len(nodes) > 1:
+            if replicas:
+                command += ["--data-parallel-size", str(len(nodes))]
+                command += ["--data-parallel-size-local", "1"]
+                command += ["--data-parallel-address", "127.0.0.1"]
+                command += ["--data-parallel-rpc-port", master_port]
+                command += ["--data-parallel-start-rank", str(rank)] if rank else []
+            elif len(nodes) > 1:
                 command += ["--nnodes", str(len(nodes)), "--node-rank", str(rank)]
                 command += ["--master-addr", "127.0.0.1", "--master-port", master_port]
             if rank:

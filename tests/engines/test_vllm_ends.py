@@ -57,7 +57,7 @@ def test_a_peer_that_dies_while_nothing_runs_ends_both_nodes(
 
 
 def engine_of(node: ServeNode) -> psutil.Process:
-    """Returns the engine process of a node with the HTTP server."""
+    """Returns the engine process of a node."""
     children = psutil.Process(node.process.pid).children(recursive=True)
     (found,) = (each for each in children if "EngineCore" in "".join(each.cmdline()[:1]))
     return found
@@ -95,6 +95,30 @@ def test_a_death_during_a_request_ends_both_nodes_with_a_status(
     took_s = time.monotonic() - killed
     for node in engine.nodes:
         assert node.process.poll() not in (0, None), node.log[-3000:]
+    timely(lambda: took_s < LINK_TIMEOUT_S + 15, f"the nodes ended after {took_s:.1f} s", 0)
+
+
+@pytest.mark.case("27", "a node ended with status 0, or not at all")
+@pytest.mark.parametrize("node", [0, 1], ids=["with the HTTP server", "without"])
+def test_the_death_of_an_engine_with_its_worker_inside_ends_both_nodes_with_a_status(
+    start_moe: Callable[..., Engine], node: int
+) -> None:
+    """A data-parallel engine without tensor parallelism has no process for its worker."""
+    limit = {"R2CCL_LINK_TIMEOUT_S": str(LINK_TIMEOUT_S)}
+    flags = [*FLAG, "--enable-expert-parallel"]
+    places = [RAILS | limit | {"R2CCL_NODE": f"node{number}"} for number in range(2)]
+    engine = start_moe(1, flags, places, replicas=True)
+    assert completion(engine, prompts(1)[0])
+    victim = engine_of(engine.nodes[node])
+    assert not engine.nodes[node].workers()
+    victim.kill()
+    killed = time.monotonic()
+    for each in engine.nodes:
+        ended(each.process, "a node after the death", within_s=120)
+    took_s = time.monotonic() - killed
+    for each in engine.nodes:
+        assert each.process.poll() not in (0, None), each.log[-3000:]
+    assert engine.nodes[node].process.poll() == EXIT_STATUS
     timely(lambda: took_s < LINK_TIMEOUT_S + 15, f"the nodes ended after {took_s:.1f} s", 0)
 
 

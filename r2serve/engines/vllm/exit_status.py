@@ -60,9 +60,13 @@ class Failures:
         """Closes the socket in a forked child."""
         self._socket.close()
 
+    def is_own(self) -> bool:
+        """Whether this process made the socket; False in a forked child."""
+        return os.getpid() == self._process
+
     def read(self) -> None:
         """Reads the messages of the workers so far."""
-        if os.getpid() != self._process:
+        if not self.is_own():
             return
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -90,6 +94,11 @@ def listen_once() -> None:
         return
     os.environ[VARIABLE] = _failures.name
     atexit.register(_at_exit)
+
+
+def listens() -> bool:
+    """Whether this is the first process of a command line, with the socket."""
+    return _failures is not None and _failures.is_own()
 
 
 def hear_deaths() -> None:

@@ -20,6 +20,7 @@ from r2serve.engines.vllm import (
     carried,
     classes,
     combinations,
+    engine_deaths,
     exit_status,
     same_flag,
     stopping,
@@ -143,6 +144,7 @@ def _check_and_extend(platform: Any, base: Any, vllm_config: Any, mode: Any) -> 
     _note_in(vllm_config)
     _follow_steps(vllm_config.parallel_config)
     exit_status.listen_once()
+    engine_deaths.hear_once()
     stopping.keep_workers_once(vllm_config)
     sidecar.start_once()
 

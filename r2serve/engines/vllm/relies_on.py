@@ -1,8 +1,9 @@
 """The complete list of this plugin's changes to vLLM: seams, and replacements of classes.
 
-The plugin uses vLLM's own seams, with two exceptions: behind a relay it replaces torch's TCPStore
+The plugin uses vLLM's own seams, with three exceptions: behind a relay it replaces torch's TCPStore
 in a module of vLLM, and the function ``get_ip`` in two modules
-(:mod:`r2serve.engines.vllm.relies_on_control`). :data:`ROWS` has a row for each seam: purpose,
+(:mod:`r2serve.engines.vllm.relies_on_control`). In the first process it wraps the method that
+watches engine processes (:mod:`r2serve.engines.vllm.engine_deaths`). :data:`ROWS` has a row for each seam: purpose,
 condition for removal, and expectations of a release. Tests compare every row with facts from the
 sources of every supported release, 0.32 and 0.33. ``tests/engines/contracts/README.md`` has the
 table of seams and releases. This module imports nothing from vLLM.
@@ -10,6 +11,7 @@ table of seams and releases. This module imports nothing from vLLM.
 
 from __future__ import annotations
 
+from r2serve.engines.vllm import engine_deaths
 from r2serve.engines.vllm.classes import (
     COMMUNICATORS,
     PASS_MANAGER,
@@ -40,6 +42,7 @@ _PARALLEL = "vllm.config.ParallelConfig"
 _SCHEDULED = "vllm.v1.core.sched.output"
 _OUTPUT = "vllm.v1.outputs.AsyncModelRunnerOutput"
 _DEVICE = "vllm.distributed.device_communicators"
+_MANAGER = f"{engine_deaths.MODULE}.{engine_deaths.MANAGER}"
 
 _PLATFORM_ROWS = (
     row(
@@ -290,6 +293,18 @@ _WORKER_ROWS = (
                 "proc.exitcode",
             ),
         ),
+    ),
+    row(
+        "CoreEngineProcManager.monitor_engine_liveness",
+        "wrapped in the first process: the death of an engine process whose only worker lives "
+        "inside ends the first process with a status other than 0",
+        "vLLM ends with a status other than 0 after the death of an engine process",
+        Takes(f"{_MANAGER}.{engine_deaths.WATCH}", "self"),
+        InOrder(
+            f"{_MANAGER}.{engine_deaths.WATCH}",
+            ("self.manager_stopped.is_set", "proc.exitcode", "self.failed_proc_name"),
+        ),
+        Has(_MANAGER, ("failed_proc_name", "processes")),
     ),
     row(
         "exit of a follower node",

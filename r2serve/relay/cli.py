@@ -50,7 +50,8 @@ BACKGROUND_MS = 10
 @click.option(
     "--master",
     required=True,
-    help="Addresses of node 0 between commas; R2CCL_CONTROL_MASTER takes precedence.",
+    help="Addresses of node 0 between commas; R2CCL_CONTROL_MASTER takes precedence. Node 0 listens "
+    "at its addresses of both lists.",
 )
 @click.option("--port", type=click.IntRange(1, 65535), required=True, help="Port of the meeting.")
 @click.option(
@@ -96,7 +97,8 @@ def command(
         addresses = master_addresses(config.control_master or master)
         if argv:
             sys.exit(run_command(config, node, nodes, addresses, port, timeout_s, argv))
-        run(config, node, nodes, addresses, port, timeout_s, others_may_end, values)
+        also = [each for each in master_addresses(master) if each not in addresses]
+        run(config, node, nodes, addresses, port, timeout_s, others_may_end, values, also)
     except (R2cclError, ConfigError) as error:
         kind = ConfigError if isinstance(error, ConfigError) else type(error)
         if not argv:
@@ -177,10 +179,12 @@ def run(
     timeout_s: float,
     others_may_end: bool,
     values: Mapping[str, str],
+    also: Sequence[str] = (),
 ) -> None:
     """Meets the other relays, and carries connections until the parent ends.
 
-    ``values``: what every node must share, by name.
+    ``values``: what every node must share, by name. ``also``: further addresses of node 0, where a
+    node without a relay tells its values.
 
     Raises:
         R2cclError: the start failed, or another node is lost.
@@ -202,6 +206,7 @@ def run(
                 process.key,
                 values=values,
                 on_late=lambda number, info: late.put((number, info)),
+                also=also,
             )
             outcome = host.gather(timeout_s)
         else:

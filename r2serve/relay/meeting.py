@@ -6,7 +6,8 @@ of JSON (:mod:`r2serve.relay.lines`).
 
 Each node also tells the values that all nodes must share. A difference ends the start on every
 node with one sentence. Node 0 therefore listens for a while after a failure, until every node has
-heard of it. A node without a relay tells its values, too (:mod:`r2serve.relay.teller`).
+heard of it. A node without a relay tells its values, too (:mod:`r2serve.relay.teller`), and ends
+the start even if they are equal, because it would wait elsewhere.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from r2serve import _core
-from r2serve.agreement import difference, node_place
+from r2serve.agreement import SAME, difference, node_place
 from r2serve.errors import ConfigError, StartupTimeoutError
 from r2serve.ports.info import ProcessInfo
 from r2serve.relay.lines import Line, NoRelayError, Refused, own_release
+from r2serve.relay.strangers import Strangers
 
 MOST_NODES = 252
 """Nodes of a job; node n has the address 127.x.y.(n+1)."""
@@ -44,6 +46,8 @@ GRACE_S = 3.0
 """Wait for the values of a node without a relay, after its engine has connected."""
 LINGER_S = 15.0
 """Longest wait until every node has heard of a failure."""
+MOST_STRANGERS = 2 * MOST_NODES
+"""Connections at the same time that are of no known node; more than the nodes of a job."""
 
 _LOG = logging.getLogger("r2serve.relay")
 
@@ -82,8 +86,9 @@ class Host:
         free: Callable[[Sequence[str]], list[str]] = free_prefixes,
         values: Mapping[str, str] | None = None,
         on_late: Callable[[int, ProcessInfo], None] | None = None,
+        also: Sequence[str] = (),
     ) -> None:
-        """Listens at every address of this node.
+        """Listens at every address of this node, and at those of ``also`` that this host has.
 
         ``values``: what every node must share, by name; see :mod:`r2serve.agreement`.
         ``on_late`` is called, in a thread, with each node that joins after the start: its number is
@@ -106,16 +111,17 @@ class Host:
         self._heard: set[int] = set()
         """Nodes that have heard of the failure."""
         self._changed = threading.Condition()
-        self._listeners = self._listen(addresses, port)
+        self._strangers = Strangers(MOST_STRANGERS)
+        self._listeners = self._listen(addresses, port, also)
         for listener in self._listeners:
             threading.Thread(
                 target=self._accept, args=(listener,), name="relay-meeting", daemon=True
             ).start()
 
     @staticmethod
-    def _listen(addresses: Sequence[str], port: int) -> list[socket.socket]:
+    def _listen(addresses: Sequence[str], port: int, also: Sequence[str]) -> list[socket.socket]:
         listeners, failures = [], []
-        for address in addresses:
+        for address in (*addresses, *also):
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             listener = socket.socket(family, socket.SOCK_STREAM)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -124,7 +130,10 @@ class Host:
                 listener.listen(256)
             except OSError as error:
                 listener.close()
-                failures.append(f"{address}: {error.strerror}")
+                if address in addresses:
+                    failures.append(f"{address}: {error.strerror}")
+                else:  # perhaps of a service in front of this node
+                    _LOG.info("the meeting does not listen at %s: %s", address, error.strerror)
                 continue
             listeners.append(listener)
         if not listeners:
@@ -211,6 +220,7 @@ class Host:
                 connection, remote = listener.accept()
             except OSError:
                 return  # closed
+            self._strangers.admit(connection)
             threading.Thread(
                 target=self._serve, args=(connection, remote[0]), name="relay-guest", daemon=True
             ).start()
@@ -238,6 +248,7 @@ class Host:
                     _LOG.warning("refused a relay from %s: %s", remote, refusal)
                     line.send({"refused": refusal})
                     return
+                self._strangers.leave(connection)
                 while not self._answer(line, int(hello["node"])):
                     line.send({"waits": True})
             except NoRelayError as error:
@@ -249,6 +260,7 @@ class Host:
             except OSError as error:
                 _LOG.info("a connection from %s ended: %s", remote, error)
             finally:
+                self._strangers.leave(connection)
                 self._disconnect(line)
 
     def _disconnect(self, line: Line) -> None:
@@ -268,7 +280,10 @@ class Host:
             self._changed.notify_all()
 
     def _differs(self, hello: dict[str, Any]) -> str:
-        """Compares a node's values, and ends the start if one differs; returns the sentence."""
+        """Compares a node's values and its relay with the own ones; returns a sentence, or nothing.
+
+        A difference ends the start.
+        """
         theirs = hello.get("values")
         if hello.get("release") != own_release() or not isinstance(theirs, dict):
             return ""
@@ -276,7 +291,13 @@ class Host:
             there = node_place(int(hello["node"]), str(hello["host"]))
         except (KeyError, TypeError, ValueError):
             return ""  # refused as malformed
-        text = difference(self._values, node_place(0, self._own.host), theirs, there)
+        here = node_place(0, self._own.host)
+        text = difference(self._values, here, theirs, there)
+        if not text and "info" not in hello:
+            text = (
+                f"{there} runs without a relay and {here} with one, although their values are "
+                f"equal: {SAME}; the log of {there} says why its connections stay direct"
+            )
         with self._changed:
             if text and self._outcome is None:
                 self._failure = self._failure or text

@@ -344,6 +344,36 @@ def test_a_node_without_a_relay_tells_its_values(
         client.join(LONG_S)
 
 
+@pytest.mark.case("22", "the nodes waited for each other, and named no value")
+def test_equal_values_without_a_relay_end_the_start_with_one_sentence(
+    host: Make, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
+) -> None:
+    monkeypatch.setattr(meeting, "LINGER_S", LONG_S)
+    own = host(2, values=R2CCL)
+    with socket.create_connection(("127.0.0.1", own.port)) as connection:
+        told = teller.tell(connection, 1, "b", R2CCL)
+    assert told.startswith(
+        "node 1 (host b) runs without a relay and node 0 (host host-1) with one, although their "
+        "values are equal: must be the same on every node; "
+    )
+    with pytest.raises(ConfigError) as caught:
+        own.gather(LONG_S)
+    assert str(caught.value) == told
+    assert not [line for line in said() if "malformed" in line or "refused" in line]
+
+
+def test_node_0_also_listens_at_further_addresses_of_its_host() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    nowhere = "198.51.100.7"  # of no host (RFC 5737)
+    own = Host(["127.0.0.1"], port, 2, info(1), free=all_free, also=[nowhere, "127.0.0.8"])
+    try:
+        other = Joining(port, 1, addresses=["127.0.0.8"])
+        assert own.gather(LONG_S) == other.done().outcome
+    finally:
+        own.close()
+
+
 def test_a_late_node_with_another_value_ends_nothing_but_itself(host: Make) -> None:
     own = host(2, values=R2CCL, on_late=lambda *_: None)
     first = Joining(own.port, 1, values=R2CCL)

@@ -250,6 +250,23 @@ def test_the_user_names_the_addresses_of_the_meeting_and_the_wait(
     )
 
 
+@pytest.mark.case("22", "the nodes waited for each other, and named no value")
+@pytest.mark.parametrize(
+    ("master", "given"),
+    [("10.0.0.1", "10.0.0.2,10.0.0.1"), ("no.such.invalid", "10.0.0.2")],
+)
+def test_node_0_also_listens_where_a_node_without_a_relay_looks(
+    relays: list[Relay], monkeypatch: pytest.MonkeyPatch, master: str, given: str
+) -> None:
+    """The relay's command adds the addresses of R2CCL_CONTROL_MASTER."""
+    monkeypatch.setenv("R2CCL_CONTROL_MASTER", "10.1.0.1,10.2.0.1")
+    made = engine()
+    made.parallel_config.node_rank = 0
+    made.parallel_config.master_addr = master
+    control.carry(made)
+    assert f"--master {given} --port" in " ".join(relays[0].argv)
+
+
 def test_a_head_without_ranks_is_told_at_once(
     relays: list[Relay], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,10 +207,11 @@ def _start(site: Site, parallel: Any, config: Config) -> Carried:
     management = find_management_address(management_address())
     wait_s = float(getattr(parallel, "distributed_timeout_seconds", None) or WAIT_S)
     wait_s = min(wait_s, LONGEST_WAIT_S)
-    masters = config.control_master or ",".join(addresses_of(site, management))
+    masters = _masters(site, management, config)
     if management:
         _set(MANAGEMENT, management)  # the relay inherits it
-    _LOG.info("relay of node %d: meets other nodes at %s, port %d", site.node, masters, site.port)
+    meets_at = config.control_master or masters
+    _LOG.info("relay of node %d: meets other nodes at %s, port %d", site.node, meets_at, site.port)
     relay = RelayProcess(command(site.node, site.nodes, masters, site.port, wait_s))
     try:
         relay.wait_ready(wait_s + config.connect_timeout_s + MARGIN_S)
@@ -239,6 +240,25 @@ def _start(site: Site, parallel: Any, config: Config) -> Carried:
         carried.address,
     )
     return carried
+
+
+def _masters(site: Site, management: str | None, config: Config) -> str:
+    """Returns the addresses of node 0 between commas, for the relay's command.
+
+    The relay itself gives ``R2CCL_CONTROL_MASTER`` precedence. Node 0 also listens at the engine's
+    master address, the only address that a node without a relay knows.
+
+    Raises:
+        ConfigError: the master address cannot be resolved, and nothing else is named.
+    """
+    if config.control_master and site.node != 0:
+        return config.control_master
+    try:
+        return ",".join(addresses_of(site, management))
+    except ConfigError:
+        if not config.control_master:
+            raise
+        return config.control_master
 
 
 def addresses_of(site: Site, management: str | None) -> list[str]:

@@ -2,7 +2,7 @@
 
 Groups inside one node use the engine's own path. Their workers have no communicator of r2ccl, and
 so no journal. A sidecar would take such an engine for absent, and its probe would keep all requests
-away. The process that answers clients therefore tells once that the engine is up.
+away. A process of the engine therefore tells once that the engine is up.
 """
 
 from __future__ import annotations
@@ -27,12 +27,20 @@ def tell_once(label: str) -> None:
     if _told is not None or not folder:
         return
     engine = os.environ.get("R2CCL_SERVING_ENGINE", "")
-    watch = Watch(folder, engine=engine)
-    watch.look()
-    if watch.live() or watch.unobserved:
+    try:
+        if _is_known(Watch(folder, engine=engine)):
+            return
+    except Exception:  # noqa: BLE001  no engine ends because of an observer
+        _LOG.exception("%s is not known to be without rails; sidecars may not see it", label)
         return
     _LOG.info("%s has nothing to protect: %s", label, WHY)
     try:
         _told = Unobserved(folder, Note(os.getpid(), label, engine, WHY, has_rails=False))
     except (OSError, RuntimeError) as error:  # RuntimeError: no thread
         _LOG.warning("sidecars do not see %s and answer that no engine runs: %s", label, error)
+
+
+def _is_known(watch: Watch) -> bool:
+    """Whether a process of the engine has a journal, or has told already that it has none."""
+    watch.look()
+    return bool(watch.live() or watch.unobserved or watch.unprotected)

@@ -97,3 +97,35 @@ def test_an_error_ends_the_timings_and_no_request(
         asyncio.run(timings.handle_batch_output(original, manager, broken))
     assert not manager.rid_to_state
     assert caplog.text.count("request timings are disabled") == 1
+
+
+@pytest.mark.parametrize(
+    ("backend", "spans", "rank", "told"),
+    [
+        ("r2ccl", "0", None, ["engine sglang"]),  # a single scheduler
+        ("r2ccl", "0", 0, ["engine sglang"]),
+        ("r2ccl", "0", 1, []),
+        ("r2ccl", "1", 0, []),  # its journal tells
+        ("default", "0", 0, []),
+    ],
+)
+def test_an_engine_without_rails_is_told_before_its_first_request(
+    monkeypatch: pytest.MonkeyPatch, backend: str, spans: str, rank: int | None, told: list[str]
+) -> None:
+    """With --skip-server-warmup no request precedes the probe."""
+    import torch.distributed as dist
+
+    monkeypatch.setenv(flag.VARIABLE, backend)
+    monkeypatch.setenv(flag.SPANS_VARIABLE, spans)
+    monkeypatch.setattr(dist, "is_initialized", lambda: rank is not None)
+    monkeypatch.setattr(dist, "get_rank", lambda: rank)
+    labels: list[str] = []
+    monkeypatch.setattr(timings.without_rails, "tell_once", labels.append)
+    ran = []
+
+    def original(scheduler: str) -> str:
+        ran.append((scheduler, list(labels)))
+        return "ended"
+
+    assert timings.run_event_loop(original, "scheduler") == "ended"
+    assert ran == [("scheduler", told)]

@@ -14,6 +14,7 @@ from timely import timely
 from r2serve.engines import without_rails
 from r2serve.observe import health
 from r2serve.observe.sidecar.app import make_app
+from r2serve.observe.unobserved import Note, Unobserved
 from r2serve.observe.watch import Watch
 
 
@@ -86,3 +87,30 @@ def test_without_a_folder_of_journals_nothing_is_told(monkeypatch: pytest.Monkey
     monkeypatch.delenv("R2CCL_JOURNAL_DIR")
     without_rails.tell_once("engine 0")
     assert without_rails._told is None
+
+
+def test_an_error_of_the_observer_ends_no_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def look(_: Watch) -> None:
+        raise LookupError("a journal of another kind")
+
+    monkeypatch.setattr(Watch, "look", look)
+    without_rails.tell_once("engine 0")
+    assert without_rails._told is None
+    assert "engine 0 is not known to be without rails" in caplog.text
+    assert "LookupError: a journal of another kind" in caplog.text
+    monkeypatch.undo()
+    assert found(tmp_path).status == "no-engine"
+
+
+def test_processes_of_an_engine_without_rails_tell_once(tmp_path: Path) -> None:
+    """A scheduler has told; the process that answers clients does not tell again."""
+    note = Note(1, "engine 0", "a", without_rails.WHY, has_rails=False)
+    other = Unobserved(str(tmp_path), note)
+    try:
+        without_rails.tell_once("engine 0")
+        assert without_rails._told is None
+        assert found(tmp_path).notes == (str(note),)
+    finally:
+        other.close()

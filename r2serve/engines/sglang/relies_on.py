@@ -232,6 +232,12 @@ _STEP_ROWS = (
         Has(_SCHEDULER, ("running_batch",)),
     ),
     row(
+        "Scheduler.run_event_loop",
+        "tells sidecars of an engine without rails, which is ready before its first request",
+        "SGLang has a hook for the end of its start",
+        Takes(f"{_SCHEDULER}.run_event_loop", "self"),
+    ),
+    row(
         "an exception ends the engine",
         "relied upon: a rank that loses a peer ends its node's processes",
         "",

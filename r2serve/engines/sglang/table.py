@@ -41,6 +41,7 @@ HOOKS = (
     Hook(f"{_STATE}.GroupCoordinator.__init__", "AFTER", f"{_OURS}.groups:connect"),
     Hook(f"{_STATE}.GroupCoordinator.all_reduce", "AROUND", f"{_OURS}.groups:all_reduce"),
     Hook(f"{_STATE}.GroupCoordinator.all_gather", "AROUND", f"{_OURS}.groups:all_gather"),
+    Hook(f"{_SCHEDULER}.run_event_loop", "AROUND", f"{_OURS}.timings:run_event_loop"),
     Hook(f"{_SCHEDULER}.run_batch", "AROUND", f"{_OURS}.steps:run_batch"),
     Hook(f"{_SCHEDULER}.process_batch_result", "AROUND", f"{_OURS}.steps:process_batch_result"),
     Hook(f"{_SCHEDULER}.ingest_requests", "AROUND", f"{_OURS}.steps:ingest_requests"),

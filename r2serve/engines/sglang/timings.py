@@ -1,6 +1,6 @@
-"""Timings of each request as seen by clients, from SGLang's first process.
+"""Timings of each request as seen by clients, from SGLang's first process; the end of its start.
 
-The hook reads the time stamps that SGLang keeps for every request, with or without metrics.
+The first hook reads the time stamps that SGLang keeps for every request, with or without metrics.
 """
 
 from __future__ import annotations
@@ -54,6 +54,24 @@ async def handle_batch_output(
     return None
 
 
+def run_event_loop(original: Callable[..., Any], scheduler: Any, *args: Any, **kw: Any) -> Any:
+    """Hook around ``Scheduler.run_event_loop``: the model is loaded, and requests may come.
+
+    With ``--skip-server-warmup`` an engine without rails has no output to be seen by before its
+    first request, and its probe would keep this request away.
+    """
+    if flag.active() and not flag.spans_nodes() and _is_first_rank():
+        without_rails.tell_once(f"engine {ENGINE}")
+    return original(scheduler, *args, **kw)
+
+
+def _is_first_rank() -> bool:
+    """Whether this scheduler is rank 0 of torch's default group, or the only one."""
+    import torch.distributed as dist
+
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
 def _log_of(manager: Any) -> RequestLog | None:
     """Returns the manager's log, made on first use; None: not wanted, or not possible."""
     if _STATE in manager.__dict__:
@@ -62,7 +80,7 @@ def _log_of(manager: Any) -> RequestLog | None:
     made = None
     folder = os.environ.get("R2CCL_JOURNAL_DIR")
     if flag.active() and folder:
-        without_rails.tell_once(f"engine {ENGINE}")  # SGLang ends its start with a request
+        without_rails.tell_once(f"engine {ENGINE}")  # if no scheduler has told
         path = Path(folder) / f"frontend-{os.getpid()}-{secrets.token_hex(4)}.requests"
         try:
             config = Config.from_env()

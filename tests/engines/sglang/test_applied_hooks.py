@@ -40,7 +40,7 @@ def test_every_hook_is_applied_with_the_choice() -> None:
     told = run(LOAD, R2SERVE_DISTRIBUTED_BACKEND="r2ccl")
     assert told.returncode == 0, told.stderr
     lines = [line for line in told.stdout.splitlines() if line.endswith("applied")]
-    assert len(lines) == 12
+    assert len(lines) == 13
     assert not [line for line in lines if line.endswith("NOT applied")]
 
 

@@ -50,8 +50,8 @@ BACKGROUND_MS = 10
 @click.option(
     "--master",
     required=True,
-    help="Addresses of node 0 between commas; R2CCL_CONTROL_MASTER takes precedence. Node 0 listens "
-    "at its addresses of both lists.",
+    help="Addresses of node 0 between commas; R2CCL_CONTROL_MASTER takes precedence. Node 0 "
+    "listens at its addresses of both lists.",
 )
 @click.option("--port", type=click.IntRange(1, 65535), required=True, help="Port of the meeting.")
 @click.option(

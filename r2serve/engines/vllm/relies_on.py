@@ -1,12 +1,13 @@
 """The complete list of this plugin's changes to vLLM: seams, and replacements of classes.
 
-The plugin uses vLLM's own seams, with three exceptions: behind a relay it replaces torch's TCPStore
+The plugin uses vLLM's own seams, with three exceptions. Behind a relay it replaces torch's TCPStore
 in a module of vLLM, and the function ``get_ip`` in two modules
 (:mod:`r2serve.engines.vllm.relies_on_control`). In the first process it wraps the method that
-watches engine processes (:mod:`r2serve.engines.vllm.engine_deaths`). :data:`ROWS` has a row for each seam: purpose,
-condition for removal, and expectations of a release. Tests compare every row with facts from the
-sources of every supported release, 0.32 and 0.33. ``tests/engines/contracts/README.md`` has the
-table of seams and releases. This module imports nothing from vLLM.
+watches engine processes (:mod:`r2serve.engines.vllm.engine_deaths`). :data:`ROWS` has a row for
+each seam: purpose, condition for removal, and expectations of a release. Tests compare every row
+with facts from the sources of every supported release, 0.32 and 0.33.
+``tests/engines/contracts/README.md`` has the table of seams and releases. This module imports
+nothing from vLLM.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ void Engine::note_addresses(Peer& peer, RailId rail, int socket) const {
     end.route.local = SocketAddress::ip(*local, 0);
   const auto remote = name_of_socket(socket, ::getpeername);
   if (remote && peer.process > process_)  // the connecting end keeps an announced address
-    end.route.remote = SocketAddress::ip(*remote, peer.remote_port(rail));
+    end.route.remote = SocketAddress::ip(*remote, peer.remote_port(rail, *remote));
 }
 
 // ---- ports that become ready after the start ----

@@ -56,6 +56,7 @@ Status Engine::add_peer(const PeerDescription& description) {
     end.route.local = local.value();
     end.route.remote = remote.value();
     end.given = IpAddress::from_sockaddr(local.value().get()).value_or(IpAddress());
+    end.remote_given = IpAddress::from_sockaddr(remote.value().get()).value_or(IpAddress());
     end.own_address = connections_->listeners.has(remote.value());
     if (!rail.device.empty()) {
       monitor_->watch(rail.device);  // by name: the device may be removed and return

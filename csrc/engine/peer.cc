@@ -393,13 +393,17 @@ int Peer::flows(RailId rail) const {
   return silent && rails[rail].kind != RailKind::shm ? flows_at_once : 1;
 }
 
-std::uint16_t Peer::remote_port(RailId rail) const {
+std::uint16_t Peer::remote_port(RailId rail, const IpAddress& remote) const {
   const RailEnd& end = rails[rail];
   const std::string& device = end.peer_names.port;
-  if (!device.empty() && device != end.remote_device)
-    for (const RailEnd& other : rails)
-      if (other.remote_device == device) return other.remote_port;
-  return end.remote_port;
+  if (device.empty()) return end.remote_port;
+  const RailEnd* found = device == end.remote_device ? &end : nullptr;
+  for (const RailEnd& other : rails) {
+    if (other.remote_device != device) continue;
+    if (other.remote_given == remote) return other.remote_port;
+    if (found == nullptr) found = &other;  // the address has changed since the start
+  }
+  return found == nullptr ? end.remote_port : found->remote_port;
 }
 
 int Peer::segment(RailId rail) const { return segment_sizes[rails[rail].narrow]; }

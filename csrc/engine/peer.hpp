@@ -81,6 +81,7 @@ struct RailEnd {
   IpAddress given;                  // local address at start; none for shm
   std::string remote_device;        // the peer's port at the start; see RailDescription
   std::uint16_t remote_port = 0;    // listener of the peer's port at the start
+  IpAddress remote_given;           // address of the peer's port at the start; none for shm
   bool unnumbered = false;          // see RailDescription
   TimeNs redirected_at = 0;         // time of the last or planned connect to an announced address
   int ifindex = 0;                  // interface whose events concern a rail without device name
@@ -177,9 +178,10 @@ class Peer final : public LinkObserver, public LinkOfRails {
   void swap_ports(RailId one, RailId other);
   // Number of connections of the rail's next attempt; see RailRoute::flows.
   [[nodiscard]] int flows(RailId rail) const;
-  // Number of the peer's listener at the far end of the rail.  The connecting end may exchange its
-  // ports, and the handshake names the port that the rail has now.
-  [[nodiscard]] std::uint16_t remote_port(RailId rail) const;
+  // Number of the peer's listener at the far end of the rail, whose connection comes from `remote`.
+  // The connecting end may exchange its ports, and the handshake names the port that the rail has
+  // now.  A port with several addresses has a listener at each.
+  [[nodiscard]] std::uint16_t remote_port(RailId rail, const IpAddress& remote) const;
   // Segment of the rail's next connection, in bytes; 0: by the MTU of the port.
   [[nodiscard]] int segment(RailId rail) const;
 

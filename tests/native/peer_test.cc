@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "drivers/ip_address.hpp"
 #include "engine/engine.hpp"
 #include "engine/localiser.hpp"
 #include "eventually.hpp"
@@ -323,6 +324,30 @@ TEST(NeverUp, OnlyAttemptsAfterThePeerHasAcceptedAnotherRailAreMisses) {
   EXPECT_TRUE(alone.peer.is_running(0));
   Alone uncontrolled({rail_of(0), rail_of(1)});
   EXPECT_TRUE(uncontrolled.peer.is_running(0)) << "both pairs may be wrong";
+}
+
+// Ports were exchanged, and a port of the peer has two addresses with a listener at each.
+TEST(RemotePort, IsThatOfTheAddressThatTheConnectionComesFrom) {
+  Alone alone({rail_of(0, 4000), rail_of(1, 4001), rail_of(2, 4002)});
+  const auto address = [](int index) {
+    return IpAddress::parse("127.0.0." + std::to_string(index + 1)).value();
+  };
+  for (std::size_t index = 0; index < 3; ++index) {
+    alone.peer.rails[index].remote_device = index == 0 ? "eth0" : "eth1";
+    alone.peer.rails[index].remote_given = address(static_cast<int>(index));
+  }
+  EXPECT_EQ(alone.peer.remote_port(0, address(0)), 4000);  // the peer has named no port
+  alone.peer.rails[0].peer_names.port = "eth1";
+  EXPECT_EQ(alone.peer.remote_port(0, address(1)), 4001);
+  EXPECT_EQ(alone.peer.remote_port(0, address(2)), 4002);
+  EXPECT_EQ(alone.peer.remote_port(0, address(7)), 4001);  // its address has changed
+  alone.peer.rails[1].peer_names.port = "eth1";
+  EXPECT_EQ(alone.peer.remote_port(1, address(2)), 4002);
+  EXPECT_EQ(alone.peer.remote_port(1, address(7)), 4001);
+  alone.peer.rails[2].peer_names.port = "eth1";
+  EXPECT_EQ(alone.peer.remote_port(2, address(7)), 4002);  // its own listener before another
+  alone.peer.rails[0].peer_names.port = "eth9";
+  EXPECT_EQ(alone.peer.remote_port(0, address(1)), 4000);  // no rail began with this port
 }
 
 // The peer shows its end of a rail before ours, and a person may fault that end.

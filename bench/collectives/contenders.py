@@ -21,6 +21,8 @@ from r2serve.bench.collectives.native.mpich import MPICH_VARIABLE, mpich_prefix,
 PORTS = range(20000, 32000)
 
 WORKER = "r2serve.bench.collectives.worker"
+COMPUTE = "R2SERVE_BENCH_COMPUTE_US"
+"""Microseconds of computation of a Python worker before each call of ``soak``; default: 0."""
 
 
 class ContenderUnavailable(RuntimeError):

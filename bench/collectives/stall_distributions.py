@@ -201,12 +201,14 @@ def run(
     of_ucx: int = 0,
     measured: Measured | None = None,
     save: Callable[[Measured], None] = lambda _: None,
+    compute_us: int = 0,
 ) -> Measured:
     """Measures faults of each kind, spread over SIZES, and returns all results.
 
     ``faults`` is the number per kind under r2ccl; ``of_mptcp`` and ``of_ucx`` are the numbers under
     MPTCP and UCX. Series complete in ``measured`` are not repeated. ``save`` is called after each
-    new series. On a machine without MPTCP or UCX, the system is listed as skipped.
+    new series. On a machine without MPTCP or UCX, the system is listed as skipped. ``compute_us``:
+    computation of r2ccl's pinned ranks before each call, which is a part of the call's time.
 
     Raises:
         LabUnavailableError: the machine does not support labs.
@@ -219,7 +221,8 @@ def run(
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="r2serve-bench-")))
         lab = stack.enter_context(Lab(nodes=2, rails=RAILS))
         if measured.left("r2ccl", kinds, faults):
-            with strikes.r2ccl_group(lab, scratch, "both", RAILS, STORE_PORT) as workers:
+            started = strikes.r2ccl_group(lab, scratch, "both", RAILS, STORE_PORT, compute_us)
+            with started as workers:
                 _series("r2ccl", lab, workers, kinds, faults, measured, save, progress)
         if measured.left("mptcp", kinds, of_mptcp):
             try:

@@ -59,6 +59,14 @@ def named(kind: str) -> str:
     "peer_carrier_loss and black_hole]",
 )
 @click.option(
+    "--compute-us",
+    type=click.IntRange(min=0, max=100_000),
+    default=0,
+    show_default=True,
+    help="Computation of each rank's pinned thread before each call, as of an engine's worker; "
+    "only for r2ccl, and a part of the call's time.",
+)
+@click.option(
     "--json",
     "json_path",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -72,6 +80,7 @@ def command(
     of_mptcp: int,
     of_ucx: int,
     kinds: tuple[str, ...],
+    compute_us: int,
     json_path: Path | None,
     resumed: bool,
 ) -> None:
@@ -84,6 +93,8 @@ def command(
     """
     if not count and not of_mptcp and not of_ucx:
         raise click.UsageError("--faults, --mptcp and --ucx are 0: there is nothing to measure")
+    if compute_us and (of_mptcp or of_ucx):
+        raise click.UsageError("--compute-us is for r2ccl alone: needs --mptcp 0 and --ucx 0")
     clean_up_when_terminated()
     metadata = machine.describe(sys.argv[1:])
     measured = stall_distributions.Measured()
@@ -103,7 +114,7 @@ def command(
     every = kinds or stall_distributions.KINDS
     try:
         measured = stall_distributions.run(
-            count, of_mptcp, progress_lines(), every, of_ucx, measured, save
+            count, of_mptcp, progress_lines(), every, of_ucx, measured, save, compute_us
         )
     except (WorkerError, NotSupported, StrikeError, LabUnavailableError) as error:
         raise click.ClickException(str(error)) from error

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from r2serve.bench.collectives.contenders import Launch, WorkerCommand, python_worker
+from r2serve.bench.collectives.contenders import COMPUTE, Launch, WorkerCommand, python_worker
 from r2serve.bench.collectives.control import WorkerGroup
 from r2serve.lab.background import BackgroundPlay
 from r2serve.lab.holder import LabCommandError
@@ -79,10 +79,14 @@ def group(
 
 
 def r2ccl_group(
-    lab: Lab, scratch: Path, name: str, rails: int, port: int
+    lab: Lab, scratch: Path, name: str, rails: int, port: int, compute_us: int = 0
 ) -> AbstractContextManager[WorkerGroup]:
-    """Starts workers of r2ccl on the first ``rails`` rails of the lab."""
+    """Starts workers of r2ccl on the first ``rails`` rails of the lab.
+
+    ``compute_us``: computation of a rank's pinned thread before each call.
+    """
     environment = {**ENVIRONMENT, "R2CCL_RAILS": ",".join(f"rail{i}" for i in range(rails))}
+    environment[COMPUTE] = str(compute_us)
     store = f"{lab.nodes[0].management_address}:{port}"
     return group(lab, "r2ccl", scratch, name, store, environment)
 

@@ -10,6 +10,10 @@ with a single clock reading between two calls. Commands of this worker:
     fault <rail> <kind> <bytes/s>   injects a fault into a rail of this rank -> `ok`
 
     python -m r2serve.bench.collectives.worker IMPL CONTROL_SOCKET RANK RANKS STORE
+
+The thread of the calls is pinned to a CPU, as in vLLM's workers on CPUs, after the import of
+r2serve. With the variable ``contenders.COMPUTE`` it also computes before each all-reduce of ``soak``, as a model's
+layers do; the time of a call then includes the computation.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import time
 
 import torch
 
+from r2serve.bench.collectives.contenders import COMPUTE
 from r2serve.bench.collectives.operations import buffers
 from r2serve.bench.collectives.python_contenders import CONTENDERS, Once, PythonContender
 
@@ -35,6 +40,7 @@ class RankWorker:
         self._ranks = ranks
         self._once: Once | None = None
         self._data = torch.empty(0)
+        self._compute_ns = int(os.environ.get(COMPUTE, "0")) * 1000
 
     def answer(self, line: str) -> str:
         try:
@@ -45,7 +51,8 @@ class RankWorker:
                     cpu, times = timed(self._once, int(warmup), int(iterations))
                     return " ".join(["times", str(cpu), *map(str, times)])
                 case ["soak", duration_ms] if self._once is not None:
-                    times = soak(self._once, self._data, self._rank, int(duration_ms))
+                    once = self._once if not self._compute_ns else self._computing(self._once)
+                    times = soak(once, self._data, self._rank, int(duration_ms))
                     return " ".join(["soak", *map(str, times)])
                 case ["rails"]:
                     return " ".join(["rails", *self._contender.rails()])
@@ -55,6 +62,13 @@ class RankWorker:
         except (RuntimeError, ValueError) as error:
             return "error " + " ".join(f"{type(error).__name__}: {error}".split())
         return f"error not understood: {line}"
+
+    def _computing(self, once: Once) -> Once:
+        def compute_and_call() -> None:
+            compute(self._compute_ns)
+            once()
+
+        return compute_and_call
 
     def _prepare(self, op: str, dtype: torch.dtype, size: int, algorithm: str) -> str:
         of = buffers(op, dtype, size // dtype.itemsize, self._rank, self._ranks)
@@ -117,6 +131,14 @@ def soak(once: Once, data: torch.Tensor, rank: int, duration_ms: int) -> list[in
         before = after
     first[0] = 0
     return times
+
+
+def compute(duration_ns: int) -> None:
+    """Keeps the CPU of this thread busy, without Python's lock for most of the time."""
+    weights = torch.ones(128, 128)
+    until = time.perf_counter_ns() + duration_ns
+    while time.perf_counter_ns() < until:
+        torch.mm(weights, weights)
 
 
 def pin_rank(rank: int) -> None:

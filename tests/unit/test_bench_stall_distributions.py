@@ -203,6 +203,9 @@ def test_nothing_to_measure_is_refused() -> None:
     assert result.exit_code == 2
     assert "there is nothing to measure" in result.output
     assert CliRunner().invoke(command, ["stalls", "--kind", "flood"]).exit_code == 2
+    result = CliRunner().invoke(command, ["stalls", "--compute-us", "1"])
+    assert result.exit_code == 2
+    assert "--compute-us is for r2ccl alone" in result.output
 
 
 @pytest.mark.parametrize(

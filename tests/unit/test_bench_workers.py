@@ -395,6 +395,31 @@ def test_a_python_worker_reports_a_wrong_result() -> None:
     assert said == "wrong result: 1024 of 1024 elements, from 0 to 1023; the first is 1.0, not 3.0"
 
 
+def test_a_pinned_rank_computes_before_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of a call includes the computation, so that the times of a soak are consecutive."""
+    monkeypatch.setenv(contenders.COMPUTE, "1500")
+    peer: Any = Forgetful()
+    worker = RankWorker(peer, 0, 2)
+    worker._once = calls = Calls()
+    worker._data = torch.zeros(4)
+    said = worker.answer("soak 5").split()
+    assert said[0] == "soak"
+    assert len(said[2:]) == calls.made
+    assert all(int(time) >= 1_500_000 for time in said[2:])
+    monkeypatch.delenv(contenders.COMPUTE)
+    assert RankWorker(peer, 0, 2)._compute_ns == 0
+
+
+class Calls:
+    """Counts the calls of a collective."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def __call__(self) -> None:
+        self.made += 1
+
+
 WRONG_SUM = """
 #include "worker.hpp"
 struct Wrong : r2serve::bench::Collective {

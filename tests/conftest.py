@@ -40,6 +40,9 @@ LATE = "late"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--outcome", metavar="FILE", help="save passed, failed and late tests as JSON")
     parser.addoption("--cases", action="store_true", help="print a row for each field case")
+    parser.addoption(
+        "--machines", action="store_true", help="print start line and doctor of a case's machines"
+    )
 
 
 @pytest.fixture(autouse=True)

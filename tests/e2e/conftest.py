@@ -127,7 +127,11 @@ class Rank:
 class Jobs:
     """Starts jobs; the end of the test ends all remaining processes."""
 
-    def __init__(self, folder: Path, forks: Forks) -> None:
+    def __init__(
+        self, folder: Path, forks: Forks, say: Callable[[str], None] | None = None
+    ) -> None:
+        """say: prints a line about the machines of a case; None: the run does not print them."""
+        self.say = say
         self._folder = folder
         self._forks = forks
         self._ranks: list[Rank] = []
@@ -180,8 +184,11 @@ class Jobs:
 
 
 @pytest.fixture
-def jobs(tmp_path: Path, forks: Forks) -> Iterator[Jobs]:
-    made = Jobs(tmp_path, forks)
+def jobs(
+    request: pytest.FixtureRequest, tmp_path: Path, forks: Forks, show: Callable[[str], None]
+) -> Iterator[Jobs]:
+    shown = request.config.getoption("--machines") and request.node.get_closest_marker("case")
+    made = Jobs(tmp_path, forks, show if shown else None)
     yield made
     made.end()
 

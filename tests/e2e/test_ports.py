@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import machines
 import pytest
 from timely import timely
 
@@ -31,6 +32,8 @@ class Ranks:
         )
         for rank in self.ranks:
             rank.hear(120)
+        every = range(len(self.ranks))
+        machines.show(jobs.say, lab.nodes, lambda: [self.log(rank) for rank in every], rails)
 
     def rails(self, rank: int) -> list[dict[str, Any]]:
         return [rail for rail in self.ranks[rank].ask({"do": "rails"}) if rail["kind"] == "tcp"]

@@ -62,8 +62,8 @@ class Config:
     control_master: str = option(
         "",
         "Addresses of node 0 at which the relays of a job meet, between commas. Followers try "
-        "every address, so that the start needs no particular NIC. Empty: the engine's master "
-        "address",
+        "every address, so that the start needs no particular NIC. Node 0 also listens at the "
+        "engine's master address, for a node without a relay. Empty: that address alone",
     )
     secret_file: str = option(
         "",

@@ -42,6 +42,8 @@ class Node:
     has_relay: bool = False
     """A relay of this node tells the values, too, if node 0 has a relay."""
     key: bytes = b""
+    has_store: bool = True
+    """The engine's rank 0 opens torch's store at the address; else only a relay hears values."""
 
     @property
     def place(self) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from r2serve.relay.lines import Line, own_release
+from r2serve.relay.lines import Line, NoRelayError, own_release
 
 ANSWER_S = 5.0
 """Longest wait for a message of node 0."""
+ZMQ_SIGNATURE = b"\xff"
+"""First byte of ZMQ; a relay greets with text."""
 GREETING_S = 5.0
 """Wait for the greeting of a relay, which speaks first. Torch's store waits for its client."""
 
@@ -18,6 +20,7 @@ def greets(connection: socket.socket) -> bool:
 
     Raises:
         OSError: the connection ended.
+        NoRelayError: an engine's ZMQ socket listens there.
     """
     connection.settimeout(GREETING_S)
     try:
@@ -26,6 +29,8 @@ def greets(connection: socket.socket) -> bool:
         return False
     if not greeting:
         raise ConnectionResetError("the other side closed the connection")
+    if greeting == ZMQ_SIGNATURE:
+        raise NoRelayError("an engine without a relay listens there")
     return True
 
 

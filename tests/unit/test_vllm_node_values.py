@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -106,6 +107,41 @@ def test_nodes_differ_and_node_0_has_a_relay(monkeypatch: pytest.MonkeyPatch) ->
         assert related.ended() is None
     finally:
         host.close()
+
+
+@pytest.mark.case("22", "the nodes waited for each other, and named no value")
+def test_a_data_parallel_node_without_the_flag_tells_the_relay_of_node_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(meeting, "LINGER_S", LONG_S)
+    own = ProcessInfo(1, b"s" * 32, "node-0", "host-0", (), None, "")
+    host = Host(["127.0.0.1"], 0, 2, own, free=list, values=R2CCL)
+    try:
+        other = Told(replace(node(1, DEFAULT, host.port), has_store=False))
+        with pytest.raises(ValueError, match=r"'r2ccl' on node 0 .* and 'default' on node 1") as at:
+            host.gather(LONG_S)
+        assert other.ended() == str(at.value)
+    finally:
+        host.close()
+
+
+def test_a_data_parallel_engine_without_a_relay_is_left_alone() -> None:
+    """A ZMQ socket greets with its signature, and gets no byte."""
+    with socket.create_server(("127.0.0.1", 0)) as engine:
+        other = Told(replace(node(1, DEFAULT, engine.getsockname()[1]), has_store=False))
+        connection, _ = engine.accept()
+        with connection:
+            connection.settimeout(LONG_S)
+            connection.sendall(b"\xff\0\0\0\0\0\0\0\x01\x7f")
+            assert connection.recv(1) == b""
+        assert other.ended() is None
+
+
+def test_a_silent_listener_is_asked_again(no_relay: None) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as engine:
+        silent = replace(node(1, DEFAULT, engine.getsockname()[1]), has_store=False)
+        with pytest.raises(TimeoutError, match="no relay has greeted so far"):
+            node_values.compare(silent)
 
 
 @pytest.mark.parametrize("values", [DEFAULT, R2CCL])
@@ -228,6 +264,26 @@ def test_other_starts_have_no_comparison_of_nodes(
 ) -> None:
     compare_once(**changed)
     assert started == []
+
+
+@pytest.mark.parametrize(
+    ("rank", "backend", "starts"),
+    [(1, "default", True), (0, "default", False), (1, "r2ccl", False), (0, "r2ccl", False)],
+)
+def test_a_data_parallel_node_tells_only_what_no_relay_tells(
+    started: list[Node], monkeypatch: pytest.MonkeyPatch, rank: int, backend: str, starts: bool
+) -> None:
+    monkeypatch.setenv(flag.VARIABLE, backend)
+    compare_once(
+        nnodes=1,
+        data_parallel_size=2,
+        data_parallel_rank=rank,
+        data_parallel_rank_local=None,
+        data_parallel_master_ip="10.0.0.1",
+        data_parallel_rpc_port=29550,
+    )
+    wanted = [(1, 29550, False)] * starts
+    assert [(own.number, own.port, own.has_store) for own in started] == wanted
 
 
 def test_a_program_of_its_own_compares_nothing(

@@ -5,6 +5,10 @@ a node that never comes. A node 0 with a relay hears the values of all relays
 (:mod:`r2serve.relay.meeting`). Everywhere else, with or without the flag, the first process of a
 node tells its values in a thread: to the relay of node 0, or over torch's store, which the engine's
 rank 0 opens at the same address and port. A difference ends the engine on every node.
+
+Nodes of a data-parallel engine without ``--nnodes`` have no such store before their ranks meet. A
+node without a relay tells its values to the relay of node 0 alone; the ranks compare theirs later
+(:mod:`r2serve.engines.vllm.same_flag`).
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from r2serve.engines.vllm import control, ending, exit_status
 from r2serve.errors import ConfigError
 from r2serve.ports.info import read_key
 from r2serve.relay import teller
+from r2serve.relay.lines import NoRelayError
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,12 +47,14 @@ def compare_once(vllm_config: Any) -> None:
     node = _here(vllm_config)
     if node is None or (node.number == 0 and node.has_relay):
         return
+    if not node.has_store and (node.number == 0 or node.has_relay):
+        return
     _started = True
     threading.Thread(target=_run, args=(node, _end), name="r2serve-nodes", daemon=True).start()
 
 
 def _here(vllm_config: Any) -> Node | None:
-    """Returns this node of an engine with ``--nnodes``; None: no other node, or another start."""
+    """Returns this node of an engine on several nodes; None: no other node, or another start."""
     environ = {flag.VARIABLE: "default"} | dict(os.environ)
     config = Config.from_env() if flag.active() else Config()
     site = control.relay_site_of(vllm_config, config)
@@ -63,6 +70,7 @@ def _here(vllm_config: Any) -> Node | None:
         node_values(environ),
         has_relay=flag.active() and isinstance(site, control.Site),
         key=_key(),
+        has_store=vllm_config.parallel_config.nnodes > 1,
     )
 
 
@@ -88,11 +96,18 @@ def compare(node: Node) -> str:
     # A relay short of CPU may greet late, and takes a client of a store for a node without a relay.
     for _ in range(0 if node.number == 0 else 2 if node.has_relay else 1):
         with socket.create_connection((node.master, node.port), node_store.CONNECT_S) as connection:
-            if teller.greets(connection):
-                if node.has_relay:
-                    return ""
+            try:
+                greets = teller.greets(connection)
+            except NoRelayError:
+                break
+            if greets and node.has_relay:
+                return ""
+            if greets:
                 return teller.tell(connection, node.number, node.host, node.values, node.key)
-    return node_store.compare(node)
+    else:
+        if not node.has_store:
+            raise TimeoutError("no relay has greeted so far")
+    return node_store.compare(node) if node.has_store else ""
 
 
 def _end(text: str) -> None:

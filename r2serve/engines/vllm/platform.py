@@ -151,7 +151,10 @@ def _check_and_extend(platform: Any, base: Any, vllm_config: Any, mode: Any) -> 
 
 def _compare_nodes(vllm_config: Any) -> None:
     """Compares the choices of all nodes, with or without the flag; a single node does nothing."""
-    if getattr(vllm_config.parallel_config, "nnodes", 1) > 1:
+    parallel = vllm_config.parallel_config
+    everywhere = getattr(parallel, "data_parallel_size", 1)
+    elsewhere = everywhere > getattr(parallel, "data_parallel_size_local", everywhere)
+    if elsewhere or getattr(parallel, "nnodes", 1) > 1:
         from r2serve.engines.vllm import node_values
 
         node_values.compare_once(vllm_config)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import free_port
 from torch.distributed import TCPStore
 
 from r2serve.config import Config
@@ -363,8 +364,7 @@ def test_equal_values_without_a_relay_end_the_start_with_one_sentence(
 
 
 def test_node_0_also_listens_at_further_addresses_of_its_host() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     nowhere = "198.51.100.7"  # of no host (RFC 5737)
     own = Host(["127.0.0.1"], port, 2, info(1), free=all_free, also=[nowhere, "127.0.0.8"])
     try:

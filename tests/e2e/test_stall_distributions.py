@@ -6,6 +6,7 @@ A black hole under ranks that compute on a pinned CPU also has a limit.
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import pytest
 from rich.console import Console
@@ -63,4 +64,4 @@ def test_a_black_hole_under_ranks_that_compute_on_a_pinned_cpu_is_short(
     found = distributions(measured.samples)
     assert sum(one.faults for one in found) == FAULTS
     for one in found:
-        timely(lambda one=one: is_short(one), f"{one.bytes} bytes: {one.stall_ms}", 0)
+        timely(partial(is_short, one), f"{one.bytes} bytes: {one.stall_ms}", 0)

@@ -129,7 +129,7 @@ class Communicator(Collectives):
         """Makes a communicator of the ranks of a torch group; collective over the group.
 
         Args:
-            group: a group able to exchange Python objects (any CPU group); used only by this call.
+            group: a group with collectives of CPU tensors; used only by this call.
             name: label for logs; the same on all ranks.
             config: default: from the environment.
             management_address: address of this node for control traffic, or a host name. Default:

@@ -69,7 +69,8 @@ class Config:
         "",
         "File with a key of at least 32 bytes, the same on every node, for networks that are not "
         "trusted: authenticates the meeting of the relays and the exchange of the network plugin, "
-        "and enters the keys of all rails. Empty: keys are as secret as the engine's store",
+        "and enters the keys of all rails. Empty: a process that can change the engine's store can "
+        "pose as a rank",
     )
 
     # RDMA.

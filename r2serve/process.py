@@ -23,7 +23,8 @@ from r2serve.observe.unobserved import Note, Unobserved
 from r2serve.ports import nearness, same_network
 from r2serve.ports.choice import Port, select_ports
 from r2serve.ports.identity import node_identity
-from r2serve.ports.info import PortInfo, ProcessInfo, pair_secret, read_key
+from r2serve.ports.info import PortInfo, ProcessInfo, read_key
+from r2serve.ports.keys import KeyPair
 from r2serve.ports.listening import PortListeners
 from r2serve.ports.pairing import lonely_ports, no_data_rail, rails_between
 from r2serve.ports.rdma import Transport, list_ports, transport_of
@@ -152,10 +153,12 @@ class Process:
     log: threading.Thread = field(init=False)
     key: bytes = field(init=False, repr=False)
     """Pre-shared key of the job; empty: none."""
+    key_pair: KeyPair = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         config = self.config
         self.key = read_key(config.secret_file)
+        self.key_pair = KeyPair()
         number = secrets.randbelow(2**32 - 1) + 1
         fields = config.core_fields()
         if no_room := _room_for_journal(config):
@@ -172,7 +175,7 @@ class Process:
         ports = self._listen_on_ports()
         self.info = ProcessInfo(
             process=number,
-            secret=secrets.token_bytes(32),
+            public_key=self.key_pair.public,
             node=node_identity(config.node, self.rank_hint),
             host=socket.gethostname(),
             ports=ports,
@@ -300,8 +303,8 @@ class Process:
             wires: see :func:`r2serve.ports.pairing.rails_between`.
 
         Raises:
-            ConfigError: no rail is possible, or a rail would use TCP although ``rdma`` is
-                ``require``.
+            ConfigError: no rail is possible, a rail would use TCP although ``rdma`` is
+                ``require``, or the peer's public key is wrong.
         """
         if peer.process == self.info.process:
             raise ConfigError(
@@ -325,7 +328,11 @@ class Process:
                     peer.host,
                     no_data_rail(self.info, peer, wires),
                 )
-            self.engine.add_peer(peer.process, label, pair_secret(self.info, peer, self.key), rails)
+            try:
+                secret = self.key_pair.pair_secret(self.info, peer, self.key)
+            except ConfigError as error:
+                raise ConfigError(f"{label}: {error}") from error
+            self.engine.add_peer(peer.process, label, secret, rails)
 
 
 # Reentrant: garbage collection may release an engine in a thread that holds the lock.

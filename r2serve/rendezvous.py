@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from r2serve import _core
 from r2serve.errors import ConfigError
+from r2serve.group_values import all_gather_values
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -139,13 +138,10 @@ def _release(info: Mapping[str, Any]) -> str:
 
 
 def over_group(group: ProcessGroup) -> Exchange:
-    """Makes an exchange over a torch group able to exchange Python objects: any CPU group."""
-    world_size = torch.distributed.get_world_size(group)
+    """Makes an exchange over a torch group with collectives of CPU tensors."""
 
     def exchange(own: dict[str, Any]) -> list[dict[str, Any]]:
-        gathered: list[Any] = [None] * world_size
-        torch.distributed.all_gather_object(gathered, own, group=group)
-        return gathered
+        return all_gather_values(own, group)
 
     return exchange
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from r2serve import rendezvous
 from r2serve.agreement import common_options
 from r2serve.config import Config
-from r2serve.errors import StartupTimeoutError
+from r2serve.errors import ConfigError, StartupTimeoutError
 from r2serve.ports.identity import number_nodes
 from r2serve.ports.info import ProcessInfo
 from r2serve.ports.management_address import owner_of
@@ -89,7 +89,7 @@ def join(
     try:
         wires = rendezvous.introduce(exchange, own, rank, failure, _explained)
         assert process is not None
-        infos = [ProcessInfo.from_wire(wire) for wire in wires]
+        infos = _processes(wires)
         nodes = number_nodes([info.node for info in infos])
         rendezvous.agree(exchange, rank, _add_peers(exchange, process, infos, rank, nodes))
         numbers = [info.process for info in infos]
@@ -103,13 +103,36 @@ def join(
 
 def _explained(failure: Exception, infos: Sequence[Mapping[str, Any]]) -> str:
     """Names the rank with the address of a failure, if another rank has it."""
-    known = [
-        ProcessInfo.from_wire(dict(info))
-        if "failed" not in info and rendezvous.is_of_this_release(info)
-        else None
-        for info in infos
-    ]
-    return owner_of(failure, known)
+    return owner_of(failure, [_readable(info) for info in infos])
+
+
+def _processes(infos: Sequence[Mapping[str, Any]]) -> list[ProcessInfo]:
+    """Reads the information of all ranks, in rank order, as introduce() returned it.
+
+    Raises:
+        ConfigError: the information of a rank is malformed; the same error on every rank.
+    """
+    found = []
+    for rank, info in enumerate(infos):
+        try:
+            found.append(ProcessInfo.from_wire(dict(info)))
+        except (KeyError, TypeError, ValueError) as error:
+            reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+            raise ConfigError(
+                f"the information of rank {rank} (host {info.get('host', 'unknown')}) is "
+                f"malformed: {reason}; all ranks must run the same build of r2serve"
+            ) from error
+    return found
+
+
+def _readable(info: Mapping[str, Any]) -> ProcessInfo | None:
+    if "failed" in info or not rendezvous.is_of_this_release(info):
+        return None
+    try:
+        return ProcessInfo.from_wire(dict(info))
+    except (KeyError, TypeError, ValueError) as error:
+        _LOG.debug("the information of a rank is malformed: %r", error)  # the failure comes first
+        return None
 
 
 def _add_peers(

@@ -6,6 +6,10 @@ join the newest meeting with their tokens, and rank 0 answers with the tokens of
 A rank missing from the answer waits for the next meeting. Keys of earlier meetings are thus
 ignored, and rank 0 deletes them as soon as all ranks have left these meetings.
 
+A rank that has told its value of a round has read all values of the round before. Each rank
+therefore deletes its value at the end of the next round. Values of the last round stay: outcomes of
+the start, without keys.
+
 Keys, below ``r2ccl/<name>``: ``meeting`` (the newest meeting, and meetings not deleted yet),
 ``<meeting>/join/<rank>``, ``<meeting>/met``, ``<meeting>/again`` (a rank wants another meeting),
 ``<meeting>/<round>/<rank>`` (values) and ``<meeting>/read/<rank>``.
@@ -83,8 +87,11 @@ class StoreMeeting:
         with self._store_lives():
             self._store.set(keys[self._rank], json.dumps(own))
             self._await(keys, f"round {self._round} did not end", self._is_over)
+            values = [json.loads(self._store.get(key)) for key in keys]
+            if self._round > 0:
+                self._delete(self._key(self._round - 1, self._rank))
             self._round += 1
-            return [json.loads(self._store.get(key)) for key in keys]
+            return values
 
     @contextlib.contextmanager
     def _store_lives(self) -> Iterator[None]:

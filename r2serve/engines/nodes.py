@@ -17,11 +17,11 @@ def spans_nodes(group: ProcessGroup, config: Config) -> bool:
     """Whether the ranks of ``group`` are on several nodes; collective over the group."""
     import torch.distributed as dist
 
+    from r2serve.group_values import all_gather_values
+
     global _latest_spans_nodes
     mine = node_identity(config.node, dist.get_rank())
-    everyone: list[str | None] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, mine, group=group)
-    _latest_spans_nodes = len(set(everyone)) > 1
+    _latest_spans_nodes = len(set(all_gather_values(mine, group))) > 1
     return _latest_spans_nodes
 
 

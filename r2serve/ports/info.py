@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import ipaddress
 import os
 import stat
@@ -20,6 +18,8 @@ from r2serve.ports.rdma import Transport
 
 SHORTEST_KEY = 32
 """Bytes of a pre-shared key, at least."""
+PUBLIC_KEY_BYTES = 32
+"""Bytes of an X25519 public key."""
 
 _MOST_ROUTES = 64
 """Most routes of a port told to peers; more count as unknown."""
@@ -204,12 +204,12 @@ def _summary(routes: Iterable[Route] | None) -> tuple[str, ...] | None:
 class ProcessInfo:
     """Information about a process for the other processes of its group, via the engine's store.
 
-    ``process`` is the number of the r2ccl engine, ``unix_name`` the socket of the shm rail.
-    ``secret`` never leaves the job; keys for the authentication of rail connections derive from it.
+    ``process`` is the number of the r2ccl engine, ``unix_name`` the socket of the shm rail. Keys of
+    rails derive from ``public_key`` of both ends (:mod:`r2serve.ports.keys`).
     """
 
     process: int
-    secret: bytes
+    public_key: bytes
     node: str
     host: str
     ports: tuple[PortInfo, ...]
@@ -222,14 +222,19 @@ class ProcessInfo:
 
     def to_wire(self) -> dict[str, Any]:
         """Returns plain values for a store."""
-        return asdict(self) | {"secret": self.secret.hex()}
+        return asdict(self) | {"public_key": self.public_key.hex()}
 
     @classmethod
     def from_wire(cls, values: dict[str, Any]) -> ProcessInfo:
-        """Inverts :meth:`to_wire`; ignores unknown fields."""
+        """Inverts :meth:`to_wire`; ignores unknown fields.
+
+        Raises:
+            ValueError: the public key has another form.
+            KeyError, TypeError: a field is missing or has another type.
+        """
         return cls(
             process=values["process"],
-            secret=bytes.fromhex(values["secret"]),
+            public_key=_public_key(values.get("public_key")),
             node=values["node"],
             host=values["host"],
             ports=tuple(PortInfo.from_wire(port) for port in values["ports"]),
@@ -240,15 +245,23 @@ class ProcessInfo:
         )
 
 
-def pair_secret(one: ProcessInfo, other: ProcessInfo, key: bytes = b"") -> bytes:
-    """Returns the secret of a pair of processes, equal at both ends.
+def _public_key(text: Any) -> bytes:
+    """Reads an X25519 public key of :meth:`ProcessInfo.to_wire`."""
+    try:
+        key = bytes.fromhex(text)
+    except (TypeError, ValueError):
+        key = b""
+    if len(key) != PUBLIC_KEY_BYTES:
+        raise ValueError(
+            f"public_key is {_short(text)}; must be {PUBLIC_KEY_BYTES} bytes as "
+            f"{2 * PUBLIC_KEY_BYTES} hexadecimal digits"
+        )
+    return key
 
-    With the pre-shared ``key``, the exchange alone does not tell the secret.
-    """
-    low, high = sorted((one, other), key=lambda info: info.process)
-    if key:
-        return hmac.new(key, low.secret + high.secret, hashlib.sha256).digest()
-    return hashlib.sha256(low.secret + high.secret).digest()
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def read_key(path: str) -> bytes:

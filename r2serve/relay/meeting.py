@@ -451,7 +451,14 @@ def _ask(
         if "refused" in answer:
             raise Refused(f"node 0 refused the relay of node {node}: {answer['refused']}")
         if "prefix" in answer:
-            wire = answer["infos"].items()
-            infos = {int(number): ProcessInfo.from_wire(info) for number, info in wire}
-            return Outcome(str(answer["prefix"]), infos)
+            return _outcome(answer)
     raise TimeoutError("other nodes are missing")
+
+
+def _outcome(answer: Mapping[str, Any]) -> Outcome:
+    try:
+        wire = answer["infos"].items()
+        infos = {int(number): ProcessInfo.from_wire(info) for number, info in wire}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise Refused(f"the outcome of node 0 is malformed ({error!r})") from error
+    return Outcome(str(answer["prefix"]), infos)

@@ -22,7 +22,15 @@ BUILD = ROOT / "build/gpu-kit-build"
 MOST_BYTES = 4_000_000
 BUILD_TOOLS = ("cmake", "nanobind", "ninja", "scikit-build-core")
 # Imports of r2serve and the tests; the machine provides torch, Triton, numpy and pytest.
-REQUIREMENTS = ("click", "psutil", "rich", "hypothesis", "pytest-timeout", "pytest-xdist")
+REQUIREMENTS = (
+    "click",
+    "cryptography",
+    "psutil",
+    "rich",
+    "hypothesis",
+    "pytest-timeout",
+    "pytest-xdist",
+)
 LOAD = (
     "import importlib.util as u, sys; s = u.spec_from_file_location('r2serve._core', sys.argv[1]);"
     "m = u.module_from_spec(s); s.loader.exec_module(m); print(m.has_kernels())"

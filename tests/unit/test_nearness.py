@@ -36,7 +36,7 @@ def process(
         )
         for index, distance in enumerate(away)
     )
-    return ProcessInfo(number, b"", f"node{node}", f"host{node}", ports, None, "", gpu)
+    return ProcessInfo(number, bytes(32), f"node{node}", f"host{node}", ports, None, "", gpu)
 
 
 def order(own: ProcessInfo, peer: ProcessInfo) -> list[int]:

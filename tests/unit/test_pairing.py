@@ -57,7 +57,7 @@ def infos(choice: Choice, first: int = 40_000) -> tuple[PortInfo, ...]:
 def machine(number: int, *interfaces: Interface, rails: str = "auto") -> ProcessInfo:
     ports = infos(choose(rails, "", None, interfaces))
     return ProcessInfo(
-        number, b"", f"node{number}", f"host{number}", ports, None, f"r2ccl-{number}"
+        number, bytes(32), f"node{number}", f"host{number}", ports, None, f"r2ccl-{number}"
     )
 
 
@@ -442,7 +442,7 @@ def test_a_rail_is_a_reserve_if_either_end_is() -> None:
 
 
 def process(number: int, *ports: PortInfo) -> ProcessInfo:
-    return ProcessInfo(number, b"", f"node{number}", f"host{number}", ports, None, "")
+    return ProcessInfo(number, bytes(32), f"node{number}", f"host{number}", ports, None, "")
 
 
 # ---- what is told ----

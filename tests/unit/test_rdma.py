@@ -121,7 +121,7 @@ def test_rails_may_name_rdma_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def process(number: int, *ports: PortInfo) -> ProcessInfo:
-    return ProcessInfo(number, b"", f"node{number}", "host", ports, None, "")
+    return ProcessInfo(number, bytes(32), f"node{number}", "host", ports, None, "")
 
 
 def test_a_rail_uses_verbs_if_both_ports_do() -> None:

@@ -18,7 +18,7 @@ from torch.distributed import TCPStore
 
 from r2serve.config import Config
 from r2serve.errors import ConfigError, R2cclError, StartupTimeoutError
-from r2serve.ports.info import PortInfo, ProcessInfo, pair_secret, read_key
+from r2serve.ports.info import PortInfo, ProcessInfo, read_key
 from r2serve.relay import meeting, teller
 from r2serve.relay.lines import STORE_GREETING, Line, Refused, own_release
 from r2serve.relay.meeting import Host, Outcome, join
@@ -32,7 +32,7 @@ LONG_S = 60.0
 def info(process: int) -> ProcessInfo:
     return ProcessInfo(
         process=process,
-        secret=bytes([process]) * 32,
+        public_key=bytes([process]) * 32,
         node=f"node-{process}",
         host=f"host-{process}",
         ports=(PortInfo("eth1", "10.0.0.1", 4000 + process),),
@@ -419,14 +419,6 @@ def test_no_own_address_is_an_error() -> None:
 
 
 # ---- the key ----
-
-
-def test_a_key_enters_the_secret_of_a_pair() -> None:
-    one, other = info(1), info(2)
-    secrets = {pair_secret(one, other), pair_secret(one, other, b"k" * 32)}
-    secrets.add(pair_secret(one, other, b"l" * 32))
-    assert len(secrets) == 3
-    assert pair_secret(other, one, b"k" * 32) in secrets
 
 
 def test_a_key_file_belongs_to_its_owner_and_is_long(tmp_path: Path) -> None:

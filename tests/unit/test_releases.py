@@ -14,7 +14,7 @@ from r2serve.ports.info import PortInfo, ProcessInfo
 
 INFO = ProcessInfo(
     process=7,
-    secret=bytes(32),
+    public_key=bytes(32),
     node="n",
     host="b",
     ports=(PortInfo("eth0", "10.0.0.2", 4000),),

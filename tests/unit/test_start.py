@@ -14,7 +14,7 @@ from pairs import WAIT_S
 from r2serve import rendezvous, start
 from r2serve.config import Config
 from r2serve.errors import ConfigError, StartupTimeoutError
-from r2serve.ports.info import PortInfo
+from r2serve.ports.info import PortInfo, ProcessInfo
 from r2serve.ports.interfaces import list_interfaces
 from r2serve.ports.management_address import HostAddressError, own_address
 from r2serve.ports.wires import Question, Wire
@@ -188,3 +188,29 @@ def test_a_consensus_left_to_the_engine_equals_no_consensus() -> None:
         ConfigError, match=r"R2CCL_CONSENSUS\) is 'off' on rank 0 .* 'site' on rank 1"
     ):
         rendezvous.check_options(infos, 0)
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ("ab" * 31, "public_key is 'abab"),
+        (None, "public_key is None"),
+        ("00" * 32, "rank 1: public_key of host "),
+    ],
+)
+def test_a_public_key_that_is_malformed_on_its_way_fails_all_ranks(
+    monkeypatch: pytest.MonkeyPatch, told: Any, reason: str
+) -> None:
+    """Rank 1 tells a wrong key, as a defect or an attacker at the store would make it."""
+    to_wire = ProcessInfo.to_wire
+
+    def changed(self: ProcessInfo) -> dict[str, Any]:
+        wire = to_wire(self)
+        return wire | {"public_key": told} if self.node.endswith("n1") else wire
+
+    monkeypatch.setattr(ProcessInfo, "to_wire", changed)
+    errors = join(*((config(rank), nothing) for rank in range(3)))
+    for error in errors:
+        assert isinstance(error, ConfigError)
+        assert reason in str(error)
+        assert "rank 1" in str(error)

@@ -93,6 +93,21 @@ def test_a_name_is_used_again_and_again_and_leaves_no_more_keys(pool: Any, ranks
     assert store.num_keys() <= kept + ranks  # at most a mark of one rank that came early
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_value_is_deleted_once_all_ranks_have_read_it(pool: Any, ranks: int) -> None:
+    """Ranks tell their addresses and public keys first; no reader comes later."""
+    store = torch.distributed.HashStore()
+    made = [pool.submit(StoreMeeting, Client(store), "x", rank, ranks) for rank in range(ranks)]
+    meetings = [each.result(LONG_S) for each in made]
+    for number in range(3):
+        told = [{"round": number, "rank": rank} for rank in range(ranks)]
+        rounds = [pool.submit(meetings[rank], told[rank]) for rank in range(ranks)]
+        assert [each.result(LONG_S) for each in rounds] == [told] * ranks
+        for rank in range(ranks):
+            kept = [store.check([meetings[rank]._key(each, rank)]) for each in range(number + 1)]
+            assert kept == [False] * number + [True]
+
+
 @pytest.mark.parametrize("dead", [0, 1])
 def test_all_meet_after_a_rank_died_anywhere(pool: Any, dead: int) -> None:
     """Rank ``dead`` dies at each operation on the store; then all ranks start once more."""

@@ -15,7 +15,7 @@ from r2serve.engines.vllm import management_address
 from r2serve.errors import ConfigError
 from r2serve.ports import identity
 from r2serve.ports import management_address as addresses_here
-from r2serve.ports.info import PortInfo, ProcessInfo, pair_secret
+from r2serve.ports.info import PortInfo, ProcessInfo
 from r2serve.ports.interfaces import Interface
 from r2serve.ports.management_address import (
     HostAddressError,
@@ -31,7 +31,7 @@ from r2serve.variables import MANAGEMENT
 def info(process: int, node: str, ports: int, *, control: bool = False) -> ProcessInfo:
     return ProcessInfo(
         process=process,
-        secret=bytes([process]) * 32,
+        public_key=bytes([process]) * 32,
         node=node,
         host=f"host{process}",
         ports=tuple(
@@ -47,13 +47,6 @@ def info(process: int, node: str, ports: int, *, control: bool = False) -> Proce
 def test_process_info_survives_the_store(control: bool) -> None:
     sent = info(3, "a", 2, control=control)
     assert ProcessInfo.from_wire(json.loads(json.dumps(sent.to_wire()))) == sent
-
-
-def test_a_pair_secret_is_the_same_at_both_ends_and_unique() -> None:
-    one, two, three = (info(number, "a", 0) for number in (1, 2, 3))
-    assert pair_secret(one, two) == pair_secret(two, one)
-    assert len({pair_secret(one, two), pair_secret(one, three), pair_secret(two, three)}) == 3
-    assert len(pair_secret(one, two)) == 32
 
 
 def test_ports_pair_by_index() -> None:
@@ -150,7 +143,7 @@ def test_verbs_need_the_same_fabric_at_both_ends(mine: str, theirs: str) -> None
 
 def verbs_process(number: int, fabric: str) -> ProcessInfo:
     port = PortInfo("ib0", f"10.0.0.{number}", 1, f"mlx5_{number}", 1, "10.0.0.0/24", fabric)
-    return ProcessInfo(number, b"", f"node{number}", f"host{number}", (port,), None, "")
+    return ProcessInfo(number, bytes(32), f"node{number}", f"host{number}", (port,), None, "")
 
 
 def test_required_verbs_refuse_a_tcp_rail_by_its_ports() -> None:

@@ -229,7 +229,7 @@ ROWS = (
         Accepts("torch.distributed.Store.wait", "self, keys, timeout"),
         Accepts(f"{_C10D}._get_default_store", ""),
         Accepts("torch.distributed.is_initialized", ""),
-        Accepts("torch.distributed.all_gather_object", "everyone, mine, group="),
+        Accepts("torch.distributed.all_gather", "lengths, own, group="),
         Accepts("torch.distributed.get_rank", ""),
         Accepts("torch.distributed.get_world_size", "group"),
     ),

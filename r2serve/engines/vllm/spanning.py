@@ -9,9 +9,8 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import pickle
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self, TypeVar
 
 import torch
 from vllm.distributed import parallel_state
@@ -19,6 +18,7 @@ from vllm.ir.ops import fused_add_rms_norm
 
 from r2serve import Communicator, tensors
 from r2serve.engines import flag, nodes, sidecar
+from r2serve.engines.vllm import descriptions
 from r2serve.engines.vllm.ending import end_worker_soon
 from r2serve.engines.vllm.management_address import management_address
 from r2serve.errors import InvalidArgumentError
@@ -249,12 +249,12 @@ class SpanningCollectives:
 
     @final
     def send_tensor_dict(self, tensor_dict: dict[str, torch.Tensor | Any], dst: int) -> None:
-        """Sends to rank ``dst``: the length of the description, the description, the tensors."""
-        description = {
-            key: _Shape(value.shape, value.dtype) if isinstance(value, torch.Tensor) else value
-            for key, value in tensor_dict.items()
-        }
-        text = torch.frombuffer(bytearray(pickle.dumps(description)), dtype=torch.uint8)
+        """Sends to rank ``dst``: the length of the description, the description, the tensors.
+
+        Raises:
+            InvalidArgumentError: see :func:`r2serve.engines.vllm.descriptions.encode`.
+        """
+        text = torch.frombuffer(bytearray(descriptions.encode(tensor_dict)), dtype=torch.uint8)
         text = text.to(self.device)
         self.r2ccl.send(torch.tensor([text.numel()], device=self.device), dst)
         self.r2ccl.send(text, dst)
@@ -267,14 +267,17 @@ class SpanningCollectives:
         """Receives a dict sent by rank ``src`` with send_tensor_dict."""
         length = torch.empty(1, dtype=torch.int64, device=self.device)
         self.r2ccl.recv(length, src)
-        text = torch.empty(int(length.item()), dtype=torch.uint8, device=self.device)
+        text = torch.empty(
+            descriptions.checked_length(int(length.item())), dtype=torch.uint8, device=self.device
+        )
         self.r2ccl.recv(text, src)
-        received: dict[str, Any] = pickle.loads(text.cpu().numpy().tobytes())
-        for key, value in received.items():
-            if isinstance(value, _Shape):
-                received[key] = torch.empty(value.shape, dtype=value.dtype, device=self.device)
-                if received[key].numel():
-                    self.r2ccl.recv(tensors.carried(received[key]), src)
+        received: dict[str, Any] = {}
+        for key, value in descriptions.decode(text.cpu().numpy().tobytes()).items():
+            if isinstance(value, descriptions.Described):
+                value = torch.empty(value.shape, dtype=value.dtype, device=self.device)
+                if value.numel():
+                    self.r2ccl.recv(tensors.carried(value), src)
+            received[key] = value
         return received
 
     def _all_gatherv(self, input_: torch.Tensor, sizes: list[int] | None) -> torch.Tensor:
@@ -313,13 +316,6 @@ def refuse_checkpoint() -> None:
         communicator = None if group is None else group.device_communicator
         if isinstance(communicator, SpanningCollectives):
             communicator.checkpoint_prepare()
-
-
-class _Shape(NamedTuple):
-    """Placeholder for a tensor in the description of a tensor dict; the tensor follows."""
-
-    shape: torch.Size
-    dtype: torch.dtype
 
 
 def _positive(dim: int, tensor: torch.Tensor) -> int:

@@ -81,8 +81,23 @@ inline constexpr std::size_t most_open_streams = 4096;
 
 // ---- connections of rails, by a peer or a stranger ----
 
-// Accepted connections with an unfinished handshake, besides one for each rail of a peer.
+// Accepted connections before a valid HELLO from addresses that no peer has told, and after a valid
+// HELLO besides one for each rail of a peer.
 inline constexpr std::size_t most_strangers = 128;
+// Accepted connections before a valid HELLO from addresses of peers, besides one for each rail of a
+// peer: earlier attempts may still be open.
+inline constexpr std::size_t most_early_knowns = 32;
+// Addresses of peers that are remembered.
+inline constexpr std::size_t most_known_sources = 4096;
+// Accepts of each listener within stranger_tick_ns, while connections arrive without a pause.
+inline constexpr int accepts_per_tick = 4;
+// With more accepted connections before a valid HELLO, these are looked at once in
+// stranger_tick_ns.
+inline constexpr std::size_t calm_strangers = 8;
+inline constexpr std::int64_t stranger_tick_ns = 1'000'000;
+// Interval of the log lines about dropped connections, and most reasons in a line.
+inline constexpr std::int64_t drop_log_ns = 10'000'000'000;
+inline constexpr std::size_t most_drop_reasons = 16;
 // Attempts of a process at the same time.  More attempts would time out where many ranks start on
 // few cores.
 inline constexpr std::size_t most_connects = 16;

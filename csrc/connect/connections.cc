@@ -4,7 +4,6 @@
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -27,19 +26,6 @@ constexpr TimeNs unanswered_connect_ns = 100 * ns_per_ms;
 constexpr TimeNs counted_handshake_ns = 1000 * ns_per_ms;
 
 constexpr const char* closed_by_peer = "the peer closed the connection";
-
-// Pause of the accepts once no descriptor is left.  Without a pause, a listener stays readable, and
-// the background thread would never sleep.
-constexpr TimeNs exhausted_pause_ns = 100 * ns_per_ms;
-
-std::string error_text(const char* what) {
-  const int error = errno;
-  std::string text = std::string(what) + ": " + std::strerror(error);
-  rlimit limit{};
-  if (error == EMFILE && ::getrlimit(RLIMIT_NOFILE, &limit) == 0)
-    text += " (limit of this process, RLIMIT_NOFILE: " + std::to_string(limit.rlim_cur) + ")";
-  return text;
-}
 
 FileDescriptor new_socket(int family) {
   return FileDescriptor::made_by(
@@ -140,11 +126,14 @@ FileDescriptor begin_connect(const RailRoute& route, int flow) {
 
 Connections::Connections(const AcceptorHandshake::Self& self, TimeNs handshake_timeout,
                          std::int64_t socket_buffer_bytes, Callbacks callbacks, LogQueue& log)
-    : self_(self),
+    : acceptor(log),
+      self_(self),
       handshake_timeout_(handshake_timeout),
       socket_buffer_bytes_(socket_buffer_bytes),
       callbacks_(std::move(callbacks)),
-      log_(log) {}
+      log_(log),
+      drops_(log, LogLevel::warning),
+      quiet_drops_(log, LogLevel::debug) {}
 
 void Connections::connect(const RailRoute& route, const Hello& hello, const HandshakeKey& key,
                           TimeNs now) {
@@ -187,7 +176,7 @@ void Connections::connect(const RailRoute& route, const Hello& hello, const Hand
   }
   if (!started) {
     pending.fault = connect_fault_of(errno);
-    give_up(pending, error_text("connect"));
+    give_up(pending, error_text("connect"), now);
     return;
   }
   pending_.push_back(std::move(pending));
@@ -209,8 +198,9 @@ void Connections::cancel(std::uint32_t peer) {
 }
 
 void Connections::add_poll_fds(std::vector<pollfd>& fds, TimeNs now) const {
-  if (now >= accepts_at_) listeners.add_poll_fds(fds);
+  if (now >= acceptor.resumes_at()) listeners.add_poll_fds(fds);
   for (const Pending& pending : pending_) {
+    if (is_stranger(pending) && now < strangers_at_) continue;
     const bool writes = pending.connecting || !pending.handshake->output().empty();
     fds.push_back(
         {pending.socket.get(), static_cast<short>(writes ? POLLIN | POLLOUT : POLLIN), 0});
@@ -218,90 +208,114 @@ void Connections::add_poll_fds(std::vector<pollfd>& fds, TimeNs now) const {
   }
 }
 
+int Connections::sleep_ms(int interval_ms, TimeNs now) const {
+  TimeNs wait = interval_ms * ns_per_ms;
+  if (now < acceptor.resumes_at()) wait = std::min(wait, acceptor.resumes_at() - now);
+  const bool strangers = std::ranges::any_of(pending_, is_stranger);
+  if (strangers && now < strangers_at_) wait = std::min(wait, strangers_at_ - now);
+  return static_cast<int>((wait + ns_per_ms - 1) / ns_per_ms);
+}
+
 void Connections::progress(TimeNs now) {
-  accept_all(now);
+  std::vector<int> sockets;
+  listeners.each_socket([&](int socket) { sockets.push_back(socket); });
+  (void)progress(now, acceptor.accept(sockets, now));
+}
+
+std::vector<FileDescriptor> Connections::progress(TimeNs now, std::vector<Arrival> arrivals) {
+  for (Arrival& arrival : arrivals) admit(std::move(arrival), now);
+  progress_strangers(now);
+  for (auto pending = pending_.begin(); pending != pending_.end();)
+    pending = !is_stranger(*pending) && advance(*pending, now) ? remove(pending) : ++pending;
+  // After the handshakes: a HELLO that has arrived takes its connection out of the way of a flood.
+  limit(Standing::known, most_early_knowns + expected_, now);
+  limit(Standing::unknown, most_strangers, now);
+  limit(Standing::claimed, most_strangers + expected_, now);
+  drops_.progress(now);
+  quiet_drops_.progress(now);
+  return std::exchange(ended_, {});
+}
+
+void Connections::admit(Arrival arrival, TimeNs now) {
+  Pending pending;
+  pending.local = arrival.remote.family() == AF_UNIX;
+  pending.remote = arrival.remote.text();
+  pending.socket = std::move(arrival.socket);
+  pending.deadline = now + handshake_timeout_;
+  pending.handshake =
+      std::make_unique<AcceptorHandshake>(self_, callbacks_.find_key, callbacks_.decide);
+  const IpAddress from = IpAddress::from_sockaddr(arrival.remote.get()).value_or(IpAddress());
+  pending.standing = pending.local || known_.has(from) ? Standing::known : Standing::unknown;
+  pending.source = source_of(from);
+  room(pending.standing).enter(pending.source);
+  pending_.push_back(std::move(pending));
+}
+
+// A system call for each connection in each round would cost more than the flood itself.
+void Connections::progress_strangers(TimeNs now) {
+  if (now < strangers_at_) return;
+  std::vector<pollfd> fds;
+  for (const Pending& pending : pending_)
+    if (is_stranger(pending)) fds.push_back({pending.socket.get(), POLLIN, 0});
+  if (fds.empty()) return;
+  if (fds.size() > calm_strangers) strangers_at_ = now + stranger_tick_ns;
+  (void)::poll(fds.data(), fds.size(), 0);
+  auto ready = fds.cbegin();
   for (auto pending = pending_.begin(); pending != pending_.end();) {
-    if (!advance(*pending, now)) {
-      ++pending;
-      continue;
-    }
-    if (pending->connector == nullptr) --strangers_;
-    pending = pending_.erase(pending);
+    const bool due = is_stranger(*pending) && ((ready++)->revents != 0 || now >= pending->deadline);
+    pending = due && advance(*pending, now) ? remove(pending) : ++pending;
   }
 }
 
-// Called with the error of accept4() in errno.
-void Connections::pause_accepting(TimeNs now) {
-  if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
-  if (!exhausted_)
-    log_.add(LogLevel::error, error_text("accept") +
-                                  "; rails of peers cannot connect until "
-                                  "descriptors or memory are free");
-  exhausted_ = true;
-  accepts_at_ = now + exhausted_pause_ns;
+auto Connections::remove(std::list<Pending>::iterator pending) -> std::list<Pending>::iterator {
+  if (pending->standing != Standing::own) {
+    room(pending->standing).leave(pending->source);
+    if (pending->socket.valid()) ended_.push_back(std::move(pending->socket));
+  }
+  return pending_.erase(pending);
 }
 
-void Connections::accept_all(TimeNs now) {
-  if (now < accepts_at_) return;
-  listeners.each_socket([&](int listener) {
-    for (;;) {
-      SocketAddress remote;
-      remote.size = sizeof(remote.storage);
-      FileDescriptor socket = FileDescriptor::made_by([listener, &remote] {
-        return ::accept4(listener, remote.get(), &remote.size, SOCK_NONBLOCK | SOCK_CLOEXEC);
-      });
-      if (!socket.valid()) {
-        pause_accepting(now);
-        break;
-      }
-      exhausted_ = false;
-      if (strangers_ >= most_strangers + expected_) {
-        // Too many accepted connections with an unfinished handshake: the oldest is dropped.
-        for (auto oldest = pending_.begin(); oldest != pending_.end(); ++oldest) {
-          if (oldest->connector != nullptr) continue;
-          give_up(*oldest, "too many unauthenticated connections; dropped the oldest");
-          pending_.erase(oldest);
-          --strangers_;
-          break;
-        }
-      }
-      Pending pending;
-      pending.local = remote.family() == AF_UNIX;
-      pending.remote = remote.text();
-      pending.socket = std::move(socket);
-      pending.deadline = now + handshake_timeout_;
-      pending.handshake =
-          std::make_unique<AcceptorHandshake>(self_, callbacks_.find_key, callbacks_.decide);
-      pending_.push_back(std::move(pending));
-      ++strangers_;
-    }
-  });
+void Connections::claim(Pending& pending, TimeNs now) {
+  // The HELLO may be a recording, so the rail's own limit neither changes nor counts here.
+  pending.claimed = now;
+  pending.deadline = now + (handshake_timeout_ << most_patience_doublings);
+  room(pending.standing).leave(pending.source);
+  pending.standing = Standing::claimed;
+  room(pending.standing).enter(pending.source);
+}
+
+void Connections::limit(Standing standing, std::size_t most, TimeNs now) {
+  while (room(standing).total() > most) {
+    const std::size_t most_of_a_source = room(standing).most_of_a_source();
+    const auto oldest = std::ranges::find_if(pending_, [&](const Pending& pending) {
+      return pending.standing == standing && room(standing).of(pending.source) == most_of_a_source;
+    });
+    if (oldest == pending_.end()) return;
+    give_up(*oldest, "too many unauthenticated connections; dropped the oldest", now);
+    remove(oldest);
+  }
 }
 
 bool Connections::advance(Pending& pending, TimeNs now) {
   if (pending.connecting && !connect_done(pending)) {
     if (pending.connecting && now < pending.deadline) return false;
     pending.fault = pending.connecting ? ConnectFault::no_answer : connect_fault_of(errno);
-    give_up(pending, pending.connecting ? "timed out" : error_text("connect"));
+    give_up(pending, pending.connecting ? "timed out" : error_text("connect"), now);
     return true;
   }
   if (!flush(pending) || !receive(pending)) {
-    give_up(pending, closed_by_peer);
+    give_up(pending, closed_by_peer, now);
     return true;
   }
   (void)flush(pending);
-  if (pending.connector == nullptr && pending.claimed == 0 && pending.handshake->claimed()) {
-    // The HELLO may be a recording, so the rail's own limit neither changes nor counts here.
-    pending.claimed = now;
-    pending.deadline = now + (handshake_timeout_ << most_patience_doublings);
-  }
+  if (is_stranger(pending) && pending.handshake->claimed()) claim(pending, now);
   switch (pending.handshake->state()) {
     case HandshakeState::established:
       if (!pending.handshake->output().empty()) break;
       if (pending.connector == nullptr) note_late_auth(pending, now);
       finish(pending);
       return true;
-    case HandshakeState::rejected: give_up(pending, ""); return true;
+    case HandshakeState::rejected: give_up(pending, "", now); return true;
     case HandshakeState::in_progress: break;
   }
   if (now < pending.deadline) return false;
@@ -310,7 +324,7 @@ bool Connections::advance(Pending& pending, TimeNs now) {
     callbacks_.late(hello.acceptor, hello.rail);
   }
   pending.fault = ConnectFault::no_answer;
-  give_up(pending, "timed out");
+  give_up(pending, "timed out", now);
   return true;
 }
 
@@ -404,29 +418,16 @@ void Connections::finish(Pending& pending) {
   callbacks_.established(std::move(rail));
 }
 
-void Connections::give_up(Pending& pending, const std::string& why) {
+void Connections::give_up(Pending& pending, const std::string& why, TimeNs now) {
   if (pending.handshake->state() == HandshakeState::in_progress)
     (void)pending.handshake->abandon(why);
   const std::string& rejection = pending.handshake->reason();
   const std::string& reason = rejection.empty() ? why : rejection;
+  if (pending.connector == nullptr) return tell_drop(pending, why, reason, now);
   const Hello& hello = pending.handshake->hello();
   const bool other_settings = pending.handshake->fault() == HandshakeFault::config;
   const std::string final = other_settings ? reason : "";
   const bool refused = pending.handshake->fault() == HandshakeFault::refused;
-  if (pending.connector == nullptr) {
-    // Closed before a byte arrived: a probe of a peer's Localiser, or a port scan.
-    const bool probe = !pending.heard && why == closed_by_peer;
-    // A peer repeats a refused attempt until its rail is back.
-    log_.add(probe || refused ? LogLevel::debug : LogLevel::warning,
-             "dropped a connection from " + pending.remote + ": " + reason);
-    if (other_settings)
-      callbacks_.failed({.peer = hello.connector,
-                         .rail = hello.rail,
-                         .refused = {},
-                         .why = reason,
-                         .final = final});
-    return;
-  }
   const bool quiet = refused || pending.handshake->fault() == HandshakeFault::abandoned;
   log_.add(quiet ? LogLevel::debug : LogLevel::warning,
            "rail" + std::to_string(hello.rail) + " to " + pending.remote + ": " + reason);
@@ -439,6 +440,25 @@ void Connections::give_up(Pending& pending, const std::string& why) {
                           .final = final};
   if (refused) failed.refused = pending.handshake->peer_last_fenced();
   callbacks_.failed(failed);
+}
+
+void Connections::tell_drop(const Pending& pending, const std::string& why,
+                            const std::string& reason, TimeNs now) {
+  const Hello& hello = pending.handshake->hello();
+  if (pending.handshake->fault() == HandshakeFault::config) {  // authentic: a peer
+    drops_.add(pending.remote, reason, now);
+    callbacks_.failed({.peer = hello.connector,
+                       .rail = hello.rail,
+                       .refused = {},
+                       .why = reason,
+                       .final = reason});
+    return;
+  }
+  // Closed before a byte arrived: a probe of a peer's Localiser, or a port scan.
+  const bool probe = !pending.heard && why == closed_by_peer;
+  // A peer repeats a refused attempt until its rail is back.
+  const bool refused = pending.handshake->fault() == HandshakeFault::refused;
+  (probe || refused ? quiet_drops_ : drops_).add(pending.remote, reason, now);
 }
 
 }  // namespace r2ccl

@@ -5,6 +5,7 @@
 
 #include <poll.h>
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -17,9 +18,12 @@
 #include "base/file_descriptor.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
+#include "connect/acceptor.hpp"
 #include "connect/connect_fault.hpp"
+#include "connect/drop_log.hpp"
 #include "connect/handshake.hpp"
 #include "connect/listeners.hpp"
+#include "connect/rooms.hpp"
 #include "drivers/socket_address.hpp"
 #include "link/link_types.hpp"
 
@@ -90,13 +94,22 @@ class Connections {
   [[nodiscard]] bool may_connect(TimeNs now) const;
   // Makes room for the connections of another peer, one for each of its rails.
   void expect_peer(std::size_t rails) { expected_ += rails; }
+  // Connections from an address of a peer have a room apart from those of strangers.
+  void expect_from(const IpAddress& address) { known_.add(address); }
   void cancel(std::uint32_t peer);  // drops all own attempts to this peer silently
 
   void add_poll_fds(std::vector<pollfd>& fds, TimeNs now) const;
+  // Returns the longest sleep of a thread that polls, in ms: at most `interval_ms`.
+  [[nodiscard]] int sleep_ms(int interval_ms, TimeNs now) const;
+  // Goes on with all handshakes, new ones from `arrivals`.  Returns sockets that the caller closes,
+  // best without a lock.
+  [[nodiscard]] std::vector<FileDescriptor> progress(TimeNs now, std::vector<Arrival> arrivals);
+  // Accepts, goes on with all handshakes and closes.
   void progress(TimeNs now);
   [[nodiscard]] std::size_t pending() const { return pending_.size(); }
 
   Listeners listeners;
+  Acceptor acceptor;  // of the thread that calls progress(); no lock is needed
 
  private:
   struct Pending {
@@ -111,14 +124,26 @@ class Connections {
     TimeNs deadline = 0;
     // Accepted: time of a valid HELLO, which may be a recording; 0: none.
     TimeNs claimed = 0;
-    bool connecting = false;                      // connect() of the socket has not finished
-    bool local = false;                           // unix socket
-    bool heard = false;                           // some bytes were received
+    bool connecting = false;  // connect() of the socket has not finished
+    bool local = false;       // unix socket
+    bool heard = false;       // some bytes were received
+    Standing standing = Standing::own;
+    IpAddress source;                             // see WaitingRoom
     ConnectFault fault = ConnectFault::rejected;  // if the attempt fails now
   };
 
-  void accept_all(TimeNs now);
-  void pause_accepting(TimeNs now);
+  void admit(Arrival arrival, TimeNs now);
+  // Goes on with connections before a valid HELLO; with many of these, once in stranger_tick_ns.
+  void progress_strangers(TimeNs now);
+  [[nodiscard]] static bool is_stranger(const Pending& pending) {
+    return pending.standing == Standing::known || pending.standing == Standing::unknown;
+  }
+  // Removes an entry; its socket is left to the caller of progress().
+  std::list<Pending>::iterator remove(std::list<Pending>::iterator pending);
+  void claim(Pending& pending, TimeNs now);
+  // Drops connections beyond the room.
+  void limit(Standing standing, std::size_t most, TimeNs now);
+  WaitingRoom& room(Standing standing) { return rooms_[static_cast<std::size_t>(standing)]; }
   // Advances the handshake.  Returns true once the entry is finished, successfully or not.
   bool advance(Pending& pending, TimeNs now);
   void note_late_auth(const Pending& pending, TimeNs now);
@@ -126,7 +151,9 @@ class Connections {
   bool flush(Pending& pending);
   bool receive(Pending& pending);
   void finish(Pending& pending);
-  void give_up(Pending& pending, const std::string& why);
+  void give_up(Pending& pending, const std::string& why, TimeNs now);
+  void tell_drop(const Pending& pending, const std::string& why, const std::string& reason,
+                 TimeNs now);
 
   const AcceptorHandshake::Self self_;
   const TimeNs handshake_timeout_;
@@ -134,10 +161,13 @@ class Connections {
   const Callbacks callbacks_;
   LogQueue& log_;
   std::list<Pending> pending_;
-  TimeNs accepts_at_ = 0;      // no descriptor was left: time of the next attempt
-  bool exhausted_ = false;     // no descriptor was left at the last attempt
-  std::size_t strangers_ = 0;  // accepted entries in pending_
-  std::size_t expected_ = 0;   // rails of all peers that connect to this process
+  DropLog drops_;
+  DropLog quiet_drops_;        // of probes, port scans and repeated attempts
+  TimeNs strangers_at_ = 0;    // time of the next progress of strangers
+  std::array<WaitingRoom, 4> rooms_;  // by Standing
+  std::vector<FileDescriptor> ended_;
+  KnownSources known_;
+  std::size_t expected_ = 0;  // rails of all peers that connect to this process
 };
 
 }  // namespace r2ccl

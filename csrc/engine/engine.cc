@@ -345,19 +345,24 @@ void Engine::fail_all(const std::string& text) {
 
 void Engine::run_background_round() {
   std::vector<pollfd> fds;
-  const int interval_ms = static_cast<int>(config_.background_interval_ms);
+  int sleep_ms = static_cast<int>(config_.background_interval_ms);
+  std::vector<int> listening;
+  std::vector<FileDescriptor> ended;  // closed without the lock
   {
     fds.clear();
     {
       const Lock guard(*this);
       fds.push_back({wake_.get(), POLLIN, 0});
       fds.push_back({monitor_->fd(), POLLIN, 0});
-      connections_->add_poll_fds(fds, now_ns());
+      const TimeNs now = now_ns();
+      connections_->add_poll_fds(fds, now);
+      sleep_ms = connections_->sleep_ms(sleep_ms, now);
+      connections_->listeners.each_socket([&](int socket) { listening.push_back(socket); });
       verbs_connections_->add_poll_fds(fds);
       verbs_devices_.add_poll_fds(fds);
     }
     const TimeNs asleep = now_ns();
-    const int ready = ::poll(fds.data(), fds.size(), interval_ms);
+    const int ready = ::poll(fds.data(), fds.size(), sleep_ms);
     const TimeNs awake = now_ns();
     if (ready < 0 && errno != EINTR) log_.add(LogLevel::error, "background poll failed");
     if (stop_.load()) return;
@@ -365,16 +370,18 @@ void Engine::run_background_round() {
       std::uint64_t count = 0;
       (void)!::read(wake_.get(), &count, sizeof(count));
     }
+    // Without the lock, which calling threads need.  Only this thread closes listeners.
+    std::vector<Arrival> arrivals = connections_->acceptor.accept(listening, awake);
     const Lock guard(*this);
     const TimeNs now = now_ns();
-    note_short_of_cpu(awake - asleep - interval_ms * ns_per_ms, awake);
+    note_short_of_cpu(awake - asleep - sleep_ms * ns_per_ms, awake);
     if ((fds[1].revents & POLLIN) != 0 || now - last_monitor_poll_ > 1000 * ns_per_ms) {
       last_monitor_poll_ = now;
       monitor_->poll([this](const LinkEvent& event) { on_link_event(event); });
       for (const std::string& device : connections_->listeners.broken())
         device_changed(device, now);
     }
-    connections_->progress(now);
+    ended = connections_->progress(now, std::move(arrivals));
     verbs_connections_->progress(now);
     verbs_devices_.progress(
         now,

@@ -104,6 +104,7 @@ void Engine::take_addresses(Peer& peer, TimeNs now) {
     }
     log_.add(LogLevel::info, end.name + " to " + peer.label + ": now at " + remote.text());
     end.route.remote = remote;
+    connections_->expect_from(*ip);
     end.own_address = connections_->listeners.has(remote);
     if (end.redirected_at <= now)  // else the planned connection attempt uses this address
       end.redirected_at =

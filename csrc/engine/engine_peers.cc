@@ -69,7 +69,12 @@ Status Engine::add_peer(const PeerDescription& description) {
       }
     }
   }
-  if (description.process > process_) connections_->expect_peer(peer->rails.size());
+  if (!connects) {
+    connections_->expect_peer(peer->rails.size());
+    for (const RailEnd& end : peer->rails)
+      connections_->expect_from(
+          IpAddress::from_sockaddr(end.route.remote.get()).value_or(IpAddress()));
+  }
   peers_.emplace(description.process, std::move(peer));
   return {};
 }

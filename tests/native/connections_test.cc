@@ -267,32 +267,188 @@ TEST(Connections, ALimitedNumberOfAttemptsIsInProgress) {
   EXPECT_TRUE(fixture.connections.may_connect(timeout));
 }
 
-TEST(Connections, EveryRailOfAPeerMayConnectAtTheSameTime) {
+// A listener of `Connections`, and clients from any loopback address.
+struct Crowd {
   Fixture fixture;
-  fixture.connections.expect_peer(4);
-  fixture.connections.expect_peer(4);
-  const IpAddress loopback = IpAddress::parse("127.0.0.1").value();
-  auto port = fixture.connections.listeners.listen(SocketAddress::ip(loopback, 0), "");
-  ASSERT_TRUE(port.ok());
-  const SocketAddress at = SocketAddress::ip(loopback, port.value());
+  SocketAddress at = [this] {
+    const IpAddress loopback = IpAddress::parse("127.0.0.1").value();
+    auto port = fixture.connections.listeners.listen(SocketAddress::ip(loopback, 0), "");
+    EXPECT_TRUE(port.ok());
+    return SocketAddress::ip(loopback, port.value());
+  }();
+  TimeNs now = 0;
   std::vector<FileDescriptor> clients;
-  const auto come = [&](int count) {
+
+  // Connects from an address, and goes on until the connection has been accepted.
+  void come(const char* from, int count = 1) {
     for (int i = 0; i < count; ++i) {
-      clients.emplace_back(::socket(AF_INET, SOCK_STREAM, 0));
-      ASSERT_EQ(::connect(clients.back().get(), at.get(), at.size), 0);
-      fixture.connections.progress(0);
+      FileDescriptor client(::socket(AF_INET, SOCK_STREAM, 0));
+      const SocketAddress own = SocketAddress::ip(IpAddress::parse(from).value(), 0);
+      ASSERT_EQ(::bind(client.get(), own.get(), own.size), 0);
+      ASSERT_EQ(::connect(client.get(), at.get(), at.size), 0);
+      now += stranger_tick_ns;
+      ASSERT_TRUE(testing::eventually([this] { return accept(now) == 1; },
+                                      "the connection is accepted"));
+      clients.push_back(std::move(client));
     }
+  }
+  // Returns the number of accepted connections.
+  std::size_t accept(TimeNs at_time) {
+    std::vector<int> sockets;
+    fixture.connections.listeners.each_socket([&](int socket) { sockets.push_back(socket); });
+    std::vector<Arrival> arrivals = fixture.connections.acceptor.accept(sockets, at_time);
+    const std::size_t count = arrivals.size();
+    (void)fixture.connections.progress(at_time, std::move(arrivals));
+    return count;
+  }
+  // A closed connection is readable here: no client is ever answered.
+  [[nodiscard]] bool open(std::size_t client) const { return !readable(clients[client]); }
+  [[nodiscard]] std::size_t open_clients() const {
+    std::size_t count = 0;
+    for (std::size_t client = 0; client < clients.size(); ++client) count += open(client) ? 1U : 0U;
+    return count;
+  }
+  std::size_t lines() { return fixture.log.take().value().size(); }
+};
+
+TEST(Connections, EveryRailOfAPeerMayConnectAtTheSameTime) {
+  Crowd crowd;
+  crowd.fixture.connections.expect_peer(4);
+  crowd.fixture.connections.expect_peer(4);
+  crowd.fixture.connections.expect_from(IpAddress::parse("127.0.0.5").value());
+  crowd.come("127.0.0.5", 32 + 8);
+  EXPECT_EQ(crowd.fixture.connections.pending(), 40U);
+  EXPECT_EQ(crowd.open_clients(), 40U);
+  EXPECT_EQ(crowd.lines(), 0U);
+  crowd.come("127.0.0.5");
+  EXPECT_EQ(crowd.fixture.connections.pending(), 40U);
+  EXPECT_FALSE(crowd.open(0)) << "the oldest is dropped";
+  EXPECT_EQ(crowd.open_clients(), 40U);
+  EXPECT_EQ(crowd.lines(), 1U);
+}
+
+// The room of known sources is apart: a flood from elsewhere takes nothing of it.
+TEST(Connections, AKnownSourceHasRoomDuringAFlood) {
+  Crowd crowd;
+  crowd.fixture.connections.expect_from(IpAddress::parse("127.0.0.5").value());
+  crowd.come("127.0.0.5", 3);
+  crowd.come("127.0.0.6", 300);
+  EXPECT_EQ(crowd.fixture.connections.pending(), 3U + 128U);
+  for (std::size_t client = 0; client < 3; ++client) EXPECT_TRUE(crowd.open(client)) << client;
+}
+
+// A rail with a new address, or behind a NAT, arrives from a source that no peer has told.
+TEST(Connections, AFloodDisplacesItselfAndNoOtherUnknownSource) {
+  Crowd crowd;
+  crowd.come("127.0.0.6", 100);
+  crowd.come("127.0.0.7");
+  const std::size_t rail = crowd.clients.size() - 1;
+  crowd.come("127.0.0.6", 200);
+  EXPECT_EQ(crowd.fixture.connections.pending(), 128U);
+  EXPECT_TRUE(crowd.open(rail));
+  EXPECT_EQ(crowd.open_clients(), 128U);
+  crowd.come("127.0.0.8");  // arrives in a full room
+  EXPECT_TRUE(crowd.open(crowd.clients.size() - 1));
+  EXPECT_TRUE(crowd.open(rail));
+}
+
+// A source that floods may also be a peer's: a HELLO that has arrived takes its connection out of
+// the way.
+TEST(Connections, AHandshakeFromTheSourceOfAFloodEnds) {
+  Accepting accepting;
+  const auto silent = [&accepting] {
+    FileDescriptor client(::socket(AF_INET, SOCK_STREAM, 0));
+    EXPECT_EQ(::connect(client.get(), accepting.at.get(), accepting.at.size), 0);
+    return client;
   };
-  come(128 + 8);
-  EXPECT_TRUE(fixture.progress_until([&] { return fixture.connections.pending() == 136; },
-                                     "136 connections"));
-  EXPECT_TRUE(fixture.log.take().value().empty());
-  come(1);
-  std::size_t lines = 0;
-  const auto drops = [&] { return (lines += fixture.log.take().value().size()) > 0; };
-  EXPECT_TRUE(fixture.progress_until(drops, "the oldest is dropped"));
-  EXPECT_EQ(lines, 1U);
-  EXPECT_EQ(fixture.connections.pending(), 136U);
+  std::vector<FileDescriptor> flood;
+  TimeNs now = 1;
+  const auto goes_on_until = [&](const std::function<bool()>& done, const char* what) {
+    return testing::eventually(
+        [&] {
+          flood.push_back(silent());
+          if (flood.size() > 200) flood.erase(flood.begin());
+          accepting.connections.progress(now += stranger_tick_ns);
+          return done();
+        },
+        what);
+  };
+  ASSERT_TRUE(goes_on_until([&] { return accepting.connections.pending() >= 128; }, "a full room"));
+  ConnectorHandshake honest(hello, Accepting::key);
+  const FileDescriptor client = accepting.send(honest.output());
+  honest.sent(honest.output().size());
+  ASSERT_TRUE(goes_on_until([&] { return readable(client); }, "the challenge"));
+  std::array<std::byte, 512> challenge;
+  const ssize_t got = ::recv(client.get(), challenge.data(), challenge.size(), 0);
+  ASSERT_GT(got, 0);
+  (void)honest.feed({challenge.data(), static_cast<std::size_t>(got)});
+  ASSERT_EQ(::send(client.get(), honest.output().data(), honest.output().size(), 0),
+            static_cast<ssize_t>(honest.output().size()));
+  EXPECT_TRUE(goes_on_until([&] { return accepting.established == 1; }, "the rail"));
+}
+
+TEST(Connections, AcceptsOfATickAreBounded) {
+  Crowd crowd;
+  for (int i = 0; i < 20; ++i) {
+    crowd.clients.emplace_back(::socket(AF_INET, SOCK_STREAM, 0));
+    ASSERT_EQ(::connect(crowd.clients.back().get(), crowd.at.get(), crowd.at.size), 0);
+  }
+  // The kernel may deliver with a delay, so a tick may have fewer.
+  TimeNs now = 0;
+  std::size_t accepted = 0;
+  EXPECT_TRUE(testing::eventually(
+      [&] {
+        const std::size_t got = crowd.accept(now += stranger_tick_ns);
+        EXPECT_LE(got, 4U);
+        if (got > 1) {
+          EXPECT_EQ(crowd.accept(now + stranger_tick_ns - 1), 0U) << "the same tick";
+          std::vector<pollfd> fds;
+          crowd.fixture.connections.add_poll_fds(fds, now + stranger_tick_ns - 1);
+          EXPECT_LE(fds.size(), crowd.fixture.connections.pending()) << "no listener is polled";
+          EXPECT_EQ(crowd.fixture.connections.sleep_ms(500, now), 1);
+        }
+        return (accepted += got) == 20;
+      },
+      "20 connections"));
+  EXPECT_EQ(crowd.fixture.connections.sleep_ms(500, now + 1000 * ns_per_ms), 500);
+}
+
+TEST(Connections, AFloodWritesOneLineInTenSeconds) {
+  Crowd crowd;
+  crowd.come("127.0.0.6", 128 + 50);
+  EXPECT_EQ(crowd.lines(), 1U);
+  const TimeNs began = crowd.now;
+  (void)crowd.accept(began + 9'000 * ns_per_ms);  // all others time out, too
+  EXPECT_EQ(crowd.fixture.connections.pending(), 0U);
+  EXPECT_EQ(crowd.lines(), 0U);
+  (void)crowd.accept(began + 10'000 * ns_per_ms);
+  const auto lines = crowd.fixture.log.take();
+  ASSERT_TRUE(lines.has_value());
+  ASSERT_EQ(lines->size(), 1U);
+  const std::string& text = lines->front().text;
+  EXPECT_NE(text.find("dropped 177 connections, the last from 127.0.0.6:"), std::string::npos)
+      << text;
+  EXPECT_NE(text.find("too many unauthenticated connections; dropped the oldest"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("(49)"), std::string::npos) << text;
+  EXPECT_NE(text.find("timed out"), std::string::npos) << text;
+  EXPECT_NE(text.find("(128)"), std::string::npos) << text;
+}
+
+// A client chooses words of its reasons, such as the number of its version.
+TEST(DropLog, ReasonsOfALineAreBounded) {
+  LogQueue log;
+  DropLog drops(log, LogLevel::warning);
+  for (int i = 0; i < 1000; ++i) drops.add("10.0.0.1:1", "reason " + std::to_string(i), 0);
+  drops.progress(10'000 * ns_per_ms);
+  const auto lines = log.take();
+  ASSERT_TRUE(lines.has_value());
+  ASSERT_EQ(lines->size(), 2U);
+  EXPECT_EQ(lines->front().text, "dropped a connection from 10.0.0.1:1: reason 0");
+  EXPECT_LT(lines->back().text.size(), 500U);
+  EXPECT_NE(lines->back().text.find("other reasons (983)"), std::string::npos)
+      << lines->back().text;
 }
 
 // Sets the limit of descriptors to those open now, while in scope.

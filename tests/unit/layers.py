@@ -124,6 +124,7 @@ R2SERVE: dict[str, tuple[str, ...]] = {
         "terminal",
         "communicator",
     ),
+    "bench/flood": ("terminal", "config", "communicator", "bench/collectives"),
     "device": (
         "_core",
         "errors",
@@ -189,7 +190,7 @@ R2SERVE: dict[str, tuple[str, ...]] = {
         "r2serve",
     ),
     "cli": ("errors", "terminal", "option", "config", "plan", "ports", "topo"),
-    "bench": ("bench/collectives", "bench/observers", "cli"),
+    "bench": ("bench/collectives", "bench/flood", "bench/observers", "cli"),
     "demo": ("lab", "terminal", "observe", "lab/serving", "cli"),
     "bench/serve": (
         "errors",

@@ -1,0 +1,1 @@
+"""Measures what a flood of connections at ports of rails costs collectives."""

@@ -40,6 +40,7 @@ Status Engine::add_peer(const PeerDescription& description) {
                                      (std::uint64_t{process_} << 32U) ^ description.process);
   peer->key = derive_pair_key(description.secret, job_number, process_, description.process);
   peer->connects = connects;
+  peer->host = host_;
   for (std::size_t i = 0; i < description.rails.size(); ++i) {
     const RailDescription& rail = description.rails[i];
     RailEnd& end = peer->rails[i];

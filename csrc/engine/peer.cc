@@ -147,9 +147,22 @@ void Peer::on_rail_moved(RailId rail, RailState from, RailState to, RailCause ca
   if (to == RailState::up && from == RailState::probation && link.epoch(rail) > 1)
     text += ", rejoined";
   if (to == RailState::down) text += shared_loss(rail);
+  if (notable) text += ports_of(rail);
   const bool fault = to == RailState::down && drill == no_drill;
   const LogLevel level = !notable ? LogLevel::debug : fault ? LogLevel::warning : LogLevel::info;
   log_.add(level, std::move(text));
+}
+
+// Returns the ports at both ends of a rail: an operator looks for a host and a port.
+std::string Peer::ports_of(RailId rail) const {
+  const RailEnd& end = rails[rail];
+  if (end.port().empty()) return "";
+  const auto at = [](const std::string& port, const std::string& on) {
+    if (port.empty()) return on.empty() ? std::string() : "host " + on;
+    return on.empty() ? port : port + " of host " + on;
+  };
+  const std::string there = at(end.peer_names.port, end.peer_names.host);
+  return "; " + at(end.port(), host) + (there.empty() ? "" : " to " + there);
 }
 
 // Names the rails whose loss has the same cause: the loss of the port that they share.

@@ -187,6 +187,7 @@ class Peer final : public LinkObserver, public LinkOfRails {
 
   const std::uint32_t process;
   const std::string label;
+  std::string host;  // name of this host, for the log; empty: unknown
   HandshakeKey key{};
   std::vector<RailEnd> rails;
   TimeNs path_refreshed = 0;
@@ -215,6 +216,7 @@ class Peer final : public LinkObserver, public LinkOfRails {
   void note_narrow(RailId rail, RailState from, RailState to, RailCause cause);
   [[nodiscard]] std::string describe_narrow(const RailEnd& end) const;
   [[nodiscard]] std::string shared_loss(RailId rail) const;
+  [[nodiscard]] std::string ports_of(RailId rail) const;
   [[nodiscard]] static std::string drill_words(std::uint8_t kind);
 
   Journal& journal_;

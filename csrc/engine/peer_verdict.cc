@@ -48,7 +48,8 @@ void Peer::tell_where(RailId rail) {
                      (end.located == Verdict::transient ? "" : "at the ") +
                      std::string(name_of(end.located));
   const std::string& device = end.route.device;
-  if (end.located == Verdict::local_nic && !device.empty()) text += " " + device;
+  if (end.located == Verdict::local_nic && !device.empty())
+    text += " " + device + (host.empty() ? "" : " of host " + host);
   const EndNames& there = end.peer_names;
   if (end.located == Verdict::remote_nic && !there.port.empty())
     text += " " + there.port + " of host " + there.host;

@@ -464,6 +464,20 @@ TEST(SharedPort, TwoLostCarriersOfAUnitAreOneCause) {
   EXPECT_EQ(lost[2].find("one cause"), std::string::npos);  // an independent port
 }
 
+// An operator looks for a host and a port, not for a rank.
+TEST(Ports, ALossNamesPortsAndHosts) {
+  std::vector<RailDescription> rails{rail_of(0)};
+  rails[0].device = "eth1";
+  Alone alone(rails);
+  alone.peer.host = "a";
+  alone.peer.rails[0].peer_names = {.host = "b", .port = "mlx5_0:1"};
+  alone.bring_up(0);
+  alone.peer.link.rail_failed(0, 1, RailCause::carrier_loss, now_ns());
+  EXPECT_EQ(warnings(alone.log, "-> DOWN"),
+            Lines{"rail0@node1 to rank 2: UP -> DOWN (carrier_loss); eth1 of host a to mlx5_0:1 of "
+                  "host b"});
+}
+
 // The evidence of both ends comes within a second; the first half alone would blame a port.
 TEST(Located, AFaultIsToldOnceWithTheEvidenceOfBothEnds) {
   Alone alone({rail_of(0), rail_of(1)});

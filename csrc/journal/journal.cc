@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <cerrno>
@@ -92,6 +93,9 @@ Result<Journal> Journal::open(const std::string& directory, std::uint32_t engine
   header.record_count = first_number();
   header.opened_ns = header.heartbeat_ns = clock_ns(CLOCK_MONOTONIC);
   header.engine = engine;
+  std::array<char, sizeof(header.host)> host{};  // a longer name is cut
+  (void)::gethostname(host.data(), host.size() - 1);
+  copy_text(header.host, sizeof(header.host), host.data());
   std::atomic_thread_fence(std::memory_order_release);
   std::memcpy(header.magic, "R2JOURNL", sizeof(header.magic));
   return journal;

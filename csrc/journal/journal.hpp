@@ -20,7 +20,7 @@
 
 namespace r2ccl {
 
-inline constexpr std::uint32_t journal_version = 4;
+inline constexpr std::uint32_t journal_version = 5;
 
 // Times are CLOCK_MONOTONIC in ns unless a field names another clock.
 struct JournalHeader {
@@ -42,8 +42,9 @@ struct JournalHeader {
   // process was stopped.
   std::uint64_t short_of_cpu_ns;
   char serving_engine[16];  // name of the serving engine (vLLM) of this process; empty: none
+  char host[64];            // name of the host; a journal may be read elsewhere
 };
-static_assert(sizeof(JournalHeader) == 128);
+static_assert(sizeof(JournalHeader) == 192);
 
 // Entry of a rail: names, state and counters.
 struct JournalRail {

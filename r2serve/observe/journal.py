@@ -1,8 +1,7 @@
 """Reader of a worker's journal: live counters of rails and collectives, and the last events.
 
-``csrc/journal/journal.hpp`` defines the layout, version 4 (docs/journal.md). A journal is readable
-while the writer runs and after the writer has died. Files are read, never mapped, so truncation
-cannot crash the reader.
+``csrc/journal/journal.hpp`` defines the layout, version 5 (docs/journal.md). A journal is readable
+after the writer has died, too. Files are read, never mapped, so truncation cannot crash the reader.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from typing import Any
 from r2serve.observe.safe_open import open_regular
 
 MAGIC = b"R2JOURNL"
-VERSION = 4
+VERSION = 5
 PATTERN = "r2ccl-*.journal"
 
-_HEADER = struct.Struct("<8sIIIIIIIIQqqq32sQ16s")
+_HEADER = struct.Struct("<8sIIIIIIIIQqqq32sQ16s64s")
 _RAIL = struct.Struct("<32s32s32sBBBBIBBBBIqQQQQQqqQBBBBI")
 _GROUP = struct.Struct("<32sQIIqQQQBB6x")
 _LATENCY = struct.Struct("<QQQ24Q")
@@ -229,6 +228,7 @@ class Journal:
     """Time in which the process was ready to run and did not run, as its own thread saw."""
     serving_engine: str = ""
     """Name of the serving engine (vLLM) of the process; empty = none."""
+    host: str = ""
 
     def clock_ns(self, time_ns: int) -> int:
         """Converts a CLOCK_MONOTONIC time of this journal to CLOCK_REALTIME, both in ns."""
@@ -253,6 +253,7 @@ class _Header:
     label: str
     short_of_cpu_ns: int
     serving_engine: str
+    host: str
 
     @property
     def groups_at(self) -> int:
@@ -311,9 +312,7 @@ def read(
 
 
 def parse(data: bytes, *, events: bool = True, after: int = 0) -> Journal:
-    """Parses a journal's bytes.
-
-    events: False skips all events. after: only events with a higher sequence number.
+    """Parses a journal's bytes; ``events`` and ``after`` as in :func:`read`.
 
     Raises:
         JournalError: the bytes are not a journal of this version.
@@ -367,6 +366,7 @@ def _parse(
         label=header.label,
         short_of_cpu_ns=header.short_of_cpu_ns,
         serving_engine=header.serving_engine,
+        host=header.host,
         opened_ns=header.opened_ns,
         opened_clock_ns=header.opened_clock_ns,
         heartbeat_ns=header.heartbeat_ns,

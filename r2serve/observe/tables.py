@@ -89,6 +89,7 @@ def _end(rail: RailCounters) -> tuple[Text | str, ...]:
 def journal_table(read: Journal, *, wide: bool) -> Table:
     """Returns a line per rail of a journal, with its counters."""
     title = f"{read.label}, process {read.process}" if read.label else f"process {read.process}"
+    title += f" on host {read.host}" if read.host else ""
     further = ["epoch", "sent", "received", "us"] if wide else []
     numbers = ["replayed", "hedged", *further]
     made = table(*_END, *numbers, "cause", numbers=numbers, title=f"{title}: rails")

@@ -23,7 +23,7 @@ from r2serve.observe.cli import command
 from r2serve.observe.trace import chrome_trace
 from r2serve.process import Process
 
-_HEADER_BYTES, _RAIL_BYTES, _GROUP_BYTES, _RECORD_BYTES = 128, 192, 2032, 56
+_HEADER_BYTES, _RAIL_BYTES, _GROUP_BYTES, _RECORD_BYTES = 192, 192, 2032, 56
 
 
 def test_journal_file_and_memory_are_equal(pair: Pair) -> None:
@@ -266,12 +266,13 @@ def record(sequence: int, kind: int = 2, rail: int = 0) -> bytes:
 
 def build(count: int, records: list[bytes], *, rails: int = 1, magic: bytes = b"R2JOURNL") -> bytes:
     header = struct.pack(
-        "<8s8IQqqq32s24x",
+        "<8s8IQqqq32s24x64s",
         magic,
         *(journal.VERSION, 4242, 2, 1, len(records), rails, 1, 99),
         count,
         *(1_000, 5_000_000, 7_000),
         b"rank 0",
+        b"node-a",
     )
     rail = struct.pack(
         "<32s32s32sBBBBIBBBBIqQQQQQqqQBBBBI",
@@ -292,6 +293,7 @@ def build(count: int, records: list[bytes], *, rails: int = 1, magic: bytes = b"
 def test_fields_are_read_at_the_offsets_of_the_layout() -> None:
     read = journal.parse(build(1, [record(1), bytes(_RECORD_BYTES)]))
     assert read.process == 4242
+    assert read.host == "node-a"
     assert read.rails == [
         journal.RailCounters(
             name="rail0@node1",

@@ -57,10 +57,13 @@ std::vector<Arrival> Acceptor::accept(std::span<const int> listeners, TimeNs now
 // Called with the error of accept4() in errno.
 bool Acceptor::note_error(TimeNs now) {
   if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return false;
-  if (!exhausted_)
+  // A flood takes each descriptor that becomes free, and so ends and begins the shortage.
+  if (!exhausted_ && now >= told_until_) {
     log_.add(LogLevel::error, error_text("accept") +
                                   "; rails of peers cannot connect until "
                                   "descriptors or memory are free");
+    told_until_ = now + drop_log_ns;
+  }
   exhausted_ = true;
   resumes_at_ = now + exhausted_pause_ns;
   return true;

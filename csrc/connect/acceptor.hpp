@@ -37,6 +37,7 @@ class Acceptor {
   TimeNs resumes_at_ = 0;
   TimeNs last_arrival_ = std::numeric_limits<TimeNs>::min() / 2;
   bool exhausted_ = false;  // no descriptor was left at the last attempt
+  TimeNs told_until_ = 0;   // the log has no further line about descriptors before
 };
 
 // Returns `what` with the text of errno, and with the limit of descriptors if that is the reason.

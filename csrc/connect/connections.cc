@@ -247,8 +247,8 @@ void Connections::admit(Arrival arrival, TimeNs now) {
   const IpAddress from = IpAddress::from_sockaddr(arrival.remote.get()).value_or(IpAddress());
   pending.standing = pending.local || known_.has(from) ? Standing::known : Standing::unknown;
   pending.source = source_of(from);
-  room(pending.standing).enter(pending.source);
   pending_.push_back(std::move(pending));
+  room(pending_.back().standing).enter(pending_.back().source);
 }
 
 // A system call for each connection in each round would cost more than the flood itself.
@@ -269,8 +269,8 @@ void Connections::progress_strangers(TimeNs now) {
 
 auto Connections::remove(std::list<Pending>::iterator pending) -> std::list<Pending>::iterator {
   if (pending->standing != Standing::own) {
-    room(pending->standing).leave(pending->source);
     if (pending->socket.valid()) ended_.push_back(std::move(pending->socket));
+    room(pending->standing).leave(pending->source);
   }
   return pending_.erase(pending);
 }

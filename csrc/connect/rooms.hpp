@@ -39,8 +39,8 @@ class KnownSources {
 class WaitingRoom {
  public:
   void enter(const IpAddress& source) {
+    ++counts_[source];  // may throw, and then counts nothing
     ++total_;
-    ++counts_[source];
   }
   void leave(const IpAddress& source) {
     const auto found = counts_.find(source);

@@ -506,6 +506,27 @@ TEST(Connections, WithoutDescriptorsAcceptsPauseAndOneLineSaysWhy) {
   EXPECT_EQ(fixture.connections.pending(), 1U);  // the waiting connection is accepted
 }
 
+// A flood takes each descriptor that becomes free, and the next accept fails again.
+TEST(Connections, AShortageThatComesAndGoesIsToldOnceInTenSeconds) {
+  Crowd crowd;
+  const auto shortage = [&crowd](TimeNs after) {
+    const NoDescriptors none;
+    EXPECT_EQ(crowd.accept(crowd.now += after), 0U);
+  };
+  const auto told = [&crowd] {
+    const auto lines = crowd.fixture.log.take().value();
+    return std::ranges::count(lines, LogLevel::error, &LogLine::level);
+  };
+  for (int i = 0; i < 3; ++i) {
+    shortage(200 * ns_per_ms);
+    crowd.now += 200 * ns_per_ms;
+    crowd.come("127.0.0.6");
+  }
+  EXPECT_EQ(told(), 1);
+  shortage(10'000 * ns_per_ms);
+  EXPECT_EQ(told(), 1);
+}
+
 TEST(Connections, AnAttemptWithoutDescriptorsNamesTheLimit) {
   Fixture fixture;
   {

@@ -72,13 +72,13 @@ class RailInfo:
     named none; empty: no drill."""
     epoch: int
     device: str
-    """Network interface, or RDMA device and port; empty: unknown."""
+    """Network interface, for verbs with RDMA device, as ``eth0/mlx5_0:1``; empty: unknown."""
     local: str
     remote: str
     peer_host: str
     """Name of the peer's host; empty: no connection yet."""
     peer_device: str
-    """The peer's interface, or RDMA device and port; empty: unknown."""
+    """The peer's interface, and RDMA device, in the same form; empty: unknown."""
     round_trip_ns: int
     """Smoothed round trip."""
     rate: int

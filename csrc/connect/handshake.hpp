@@ -71,7 +71,7 @@ enum class HandshakeFault : std::uint8_t {
 // characters only, and at most max_name_bytes of each name.
 struct EndNames {
   std::string host;
-  std::string port;  // "eth0", "mlx5_0:1"; empty: the rail has no port
+  std::string port;  // "eth0", "eth0/mlx5_0:1"; empty: the rail has no port
 };
 inline constexpr std::size_t max_name_bytes = 32;
 

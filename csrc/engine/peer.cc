@@ -50,7 +50,9 @@ bool is_loss_of_port(RailCause cause) {
 }  // namespace
 
 std::string RailEnd::port() const {
-  return kind == RailKind::verbs ? verbs.device + ":" + std::to_string(verbs.port) : route.device;
+  if (kind != RailKind::verbs) return route.device;
+  const std::string rdma = verbs.device + ":" + std::to_string(verbs.port);
+  return route.device.empty() ? rdma : route.device + "/" + rdma;
 }
 
 Peer::Peer(const PeerDescription& description, const LinkOptions& options, Journal& journal,
@@ -408,7 +410,8 @@ int Peer::flows(RailId rail) const {
 
 std::uint16_t Peer::remote_port(RailId rail, const IpAddress& remote) const {
   const RailEnd& end = rails[rail];
-  const std::string& device = end.peer_names.port;
+  const std::string& port = end.peer_names.port;
+  const std::string device = port.substr(0, port.find('/'));
   if (device.empty()) return end.remote_port;
   const RailEnd* found = device == end.remote_device ? &end : nullptr;
   for (const RailEnd& other : rails) {

@@ -120,7 +120,8 @@ struct RailEnd {
   [[nodiscard]] bool blocked() const {
     return fault == Fault::carrier_loss || fault == Fault::black_hole;
   }
-  [[nodiscard]] std::string port() const;  // "eth0", "mlx5_0:1"; empty if unnamed
+  // Interface, and RDMA device of a verbs rail: "eth0", "eth0/mlx5_0:1"; empty if unnamed.
+  [[nodiscard]] std::string port() const;
 };
 
 // All functions need the engine's lock.

@@ -47,9 +47,9 @@ void Peer::tell_where(RailId rail) {
   std::string text = end.name + " to " + label + ": the fault is " +
                      (end.located == Verdict::transient ? "" : "at the ") +
                      std::string(name_of(end.located));
-  const std::string& device = end.route.device;
-  if (end.located == Verdict::local_nic && !device.empty())
-    text += " " + device + (host.empty() ? "" : " of host " + host);
+  const std::string port = end.port();
+  if (end.located == Verdict::local_nic && !port.empty())
+    text += " " + port + (host.empty() ? "" : " of host " + host);
   const EndNames& there = end.peer_names;
   if (end.located == Verdict::remote_nic && !there.port.empty())
     text += " " + there.port + " of host " + there.host;

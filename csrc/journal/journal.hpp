@@ -50,7 +50,7 @@ static_assert(sizeof(JournalHeader) == 192);
 struct JournalRail {
   char name[32];         // for example "rail0@node1"
   char peer[32];         // for example "rank 1"
-  char device[32];       // for example "eth0" or "mlx5_0:1"
+  char device[32];       // for example "eth0" or "eth0/mlx5_0:1"
   std::uint8_t kind;     // RailKind
   std::uint8_t state;    // RailState
   std::uint8_t cause;    // RailCause

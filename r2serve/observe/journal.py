@@ -96,7 +96,7 @@ class RailCounters:
     kind: str
     peer: str
     device: str
-    """Network interface, or RDMA device and port; empty = not named."""
+    """Network interface, for verbs with RDMA device, as ``eth0/mlx5_0:1``; empty = not named."""
     state: str
     cause: str
     verdict: str

@@ -82,12 +82,14 @@ class Wanted:
     down: bool = False
     """Only ends that are not UP."""
     rails: tuple[str, ...] = ()
-    """Only these, by name (rail0@node0 or rail0) or by device."""
+    """Only these, by name (rail0@node0 or rail0), interface or RDMA device."""
     peers: tuple[str, ...] = ()
     """Only towards these, as in ``rank 1`` or ``1``."""
 
     def __contains__(self, rail: RailCounters) -> bool:
-        names = (rail.name, rail.name.partition("@")[0], rail.device, rail.device.partition(":")[0])
+        parts = rail.device.split("/")  # an RDMA device may be named without its port
+        short = [part.partition(":")[0] for part in parts]
+        names = (rail.name, rail.name.partition("@")[0], rail.device, *parts, *short)
         return (
             not (self.down and rail.state == UP)
             and (not self.rails or any(name in self.rails for name in names))

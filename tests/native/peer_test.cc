@@ -478,6 +478,17 @@ TEST(Ports, ALossNamesPortsAndHosts) {
                   "host b"});
 }
 
+TEST(Ports, AVerbsRailNamesInterfaceAndRdmaDevice) {
+  RailEnd end;
+  end.kind = RailKind::verbs;
+  end.verbs = {.device = "mlx5_0", .port = 1};
+  EXPECT_EQ(end.port(), "mlx5_0:1");
+  end.route.device = "eth1";
+  EXPECT_EQ(end.port(), "eth1/mlx5_0:1");
+  end.kind = RailKind::tcp;
+  EXPECT_EQ(end.port(), "eth1");
+}
+
 // The evidence of both ends comes within a second; the first half alone would blame a port.
 TEST(Located, AFaultIsToldOnceWithTheEvidenceOfBothEnds) {
   Alone alone({rail_of(0), rail_of(1)});

@@ -129,6 +129,10 @@ def test_rails_are_chosen_by_state_name_port_and_peer(make: Any) -> None:
     assert shown(Wanted(down=True)) == ["rail3@node12"]
     for name in ("rail1@node12", "rail1", "mlx5_bond_1:1", "mlx5_bond_1"):
         assert shown(Wanted(rails=(name,))) == ["rail1@node12"]
+    verbs = few[0].journal.rails
+    verbs[:] = [replace(each, device=f"eth{each.device[-3]}/{each.device}") for each in verbs]
+    for name in ("eth1/mlx5_bond_1:1", "mlx5_bond_1:1", "mlx5_bond_1", "eth1"):
+        assert shown(Wanted(rails=(name,))) == ["rail1@node12"]
     assert shown(Wanted(rails=("rail1", "rail3"))) == ["rail1@node12", "rail3@node12"]
     assert shown(Wanted(rails=("rail1",), down=True)) == []
     assert shown(Wanted(peers=("rank 9",))) == shown(Wanted(peers=("9",))) == everything

@@ -13,8 +13,8 @@ from r2serve.observe.sidecar.responses import example, instant
 from r2serve.observe.watch import NumberedEvent, Watch, Worker
 
 _REASON = (
-    "rail1@node0 (mlx5_1) on gpu-host-17 is DOWN (reconnecting) since 2026-11-22 05:11:00+00:00: "
-    "carrier_loss, fault at the local NIC; 64 links of 8 workers to 8 peers"
+    "rail1@node0 (eth1/mlx5_1:1) on gpu-host-17 is DOWN (reconnecting) since 2026-11-22 "
+    "05:11:00+00:00: carrier_loss, fault at the local NIC; 64 links of 8 workers to 8 peers"
 )
 _END = (
     "rank 0: rail1@node0 to rank 8 is DOWN (reconnecting) since 2026-11-22 05:11:00+00:00: "
@@ -23,7 +23,9 @@ _END = (
 
 
 class ReasonView(BaseModel):
-    model_config = example(about="rail1@node0 (mlx5_1) on gpu-host-17", text=_REASON, ends=[_END])
+    model_config = example(
+        about="rail1@node0 (eth1/mlx5_1:1) on gpu-host-17", text=_REASON, ends=[_END]
+    )
     about: str = Field(description="Subject of the fault; equal as long as the fault lasts.")
     text: str
     ends: list[str] = Field(
@@ -132,7 +134,7 @@ class RailView(BaseModel):
         name="rail1@node0",
         peer="rank 1",
         kind="verbs",
-        device="mlx5_1:1",
+        device="eth1/mlx5_1:1",
         state="DOWN",
         since="2026-11-22T05:11:00.123456Z",
         cause="carrier_loss",
@@ -157,7 +159,9 @@ class RailView(BaseModel):
     name: str
     peer: str
     kind: str = Field(description="tcp, verbs, shm, or control (the management NIC).")
-    device: str = Field(description="Network interface, or RDMA device and port.")
+    device: str = Field(
+        description="Network interface, for verbs with RDMA device and port, as in eth0/mlx5_0:1."
+    )
     state: str = Field(description="CONNECTING, PROBATION, UP, SUSPECT, DOWN or FENCING.")
     since: datetime = Field(
         description="Time of the last state change; for a lost rail, of the loss."

@@ -63,7 +63,7 @@ class Worker:
     held: list[Event] = field(default_factory=list)
     """Events read and not yet returned by :meth:`Watch.look`."""
     host: str = ""
-    """Name of the worker's host: the reader's, because journals are read on their own host."""
+    """Name of the worker's host, by its journal; before the first read: of the reader's host."""
     _sampled_ns: int = 0
     _sample: list[RailCounters] = field(default_factory=list)
     _short_sample: tuple[int, int] = (0, 0)
@@ -120,6 +120,7 @@ class Worker:
 
     def take(self, new: Journal) -> None:
         self.journal = new
+        self.host = new.host or self.host
         now_ns = time.monotonic_ns()
         for event in new.events:
             if event.kind == "rail_state" and event.value:

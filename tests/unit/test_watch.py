@@ -17,7 +17,8 @@ from timely import timely
 from r2serve import Communicator
 from r2serve.config import Config
 from r2serve.observe import health, watch
-from r2serve.observe.watch import NumberedEvent, Watch
+from r2serve.observe.journal import Journal
+from r2serve.observe.watch import NumberedEvent, Watch, Worker
 
 
 def until(done: Callable[[], bool], what: str = "the expected state of the watch") -> None:
@@ -33,6 +34,14 @@ def moves(told: list[NumberedEvent], rail: str) -> list[str]:
         and one.event.rail == rail
         and not one.event.text.startswith(("UP->SUSPECT", "SUSPECT->UP"))
     ]
+
+
+def test_a_worker_is_on_the_host_that_its_journal_names() -> None:
+    worker = Worker("1-a", Path(), 0, host="reader")
+    worker.take(Journal(process=1))
+    assert worker.host == "reader"
+    worker.take(Journal(process=1, host="node-a"))
+    assert worker.host == "node-a"
 
 
 def test_events_are_reported_once_and_in_order(pair: Pair) -> None:

@@ -24,7 +24,7 @@ from r2serve.ports import nearness, same_network
 from r2serve.ports.choice import Port, select_ports
 from r2serve.ports.identity import node_identity
 from r2serve.ports.info import PortInfo, ProcessInfo, read_key
-from r2serve.ports.keys import KeyPair
+from r2serve.ports.keys import KeyPair, check_confirmation, confirmation
 from r2serve.ports.listening import PortListeners
 from r2serve.ports.pairing import lonely_ports, no_data_rail, rails_between
 from r2serve.ports.rdma import Transport, list_ports, transport_of
@@ -183,6 +183,7 @@ class Process:
             unix_name=unix_name,
             gpu=nearness.index_of(self._gpu),
             unused=self._unused,
+            confirmation=confirmation(self.key, number, self.key_pair.public),
         )
         # From here on nothing raises, so that threads and sockets have an owner.
         self.unobserved: Unobserved | None = None
@@ -304,7 +305,7 @@ class Process:
 
         Raises:
             ConfigError: no rail is possible, a rail would use TCP although ``rdma`` is
-                ``require``, or the peer's public key is wrong.
+                ``require``, or the peer's public key or pre-shared key is wrong.
         """
         if peer.process == self.info.process:
             raise ConfigError(
@@ -312,6 +313,11 @@ class Process:
                 "or a separate engine (share_engine=False)"
             )
         if not self.engine.has_peer(peer.process):
+            try:
+                check_confirmation(self.info, peer, self.key)
+                secret = self.key_pair.pair_secret(self.info, peer, self.key)
+            except ConfigError as error:
+                raise ConfigError(f"{label}: {error}") from error
             required = self.config.rdma == "require"
             rails = rails_between(
                 self.info,
@@ -328,10 +334,6 @@ class Process:
                     peer.host,
                     no_data_rail(self.info, peer, wires),
                 )
-            try:
-                secret = self.key_pair.pair_secret(self.info, peer, self.key)
-            except ConfigError as error:
-                raise ConfigError(f"{label}: {error}") from error
             self.engine.add_peer(peer.process, label, secret, rails)
 
 

@@ -219,6 +219,8 @@ class ProcessInfo:
     """Index of the process's GPU among the GPUs of its host, by PCI address; -1: none."""
     unused: tuple[str, ...] = ()
     """Interfaces that are no rails, with the reasons; for errors."""
+    confirmation: str = ""
+    """Tag of the pre-shared key, see :func:`r2serve.ports.keys.confirmation`; empty: no key."""
 
     def to_wire(self) -> dict[str, Any]:
         """Returns plain values for a store."""
@@ -242,6 +244,7 @@ class ProcessInfo:
             unix_name=values["unix_name"],
             gpu=values.get("gpu", -1),
             unused=tuple(values.get("unused", ())),
+            confirmation=str(values.get("confirmation", "")),
         )
 
 

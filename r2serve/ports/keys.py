@@ -7,6 +7,8 @@ exchange does not know the pre-shared key, on which the secret depends, too.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from typing import TYPE_CHECKING
 
 from r2serve.errors import ConfigError, how_to_install
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from r2serve.ports.info import ProcessInfo
 
 _LABEL = b"r2ccl pair secret\n"
+_CONFIRMATION_LABEL = b"r2ccl key confirmation\n"
+"""No other HMAC under the pre-shared key covers a text whose first line is this."""
 
 
 class KeyPair:
@@ -59,3 +63,38 @@ class KeyPair:
         ends = sorted((info.process, info.public_key) for info in (own, peer))
         said = b"".join(process.to_bytes(8, "big") + public for process, public in ends)
         return HKDF(SHA256(), 32, salt=pre_shared or None, info=_LABEL + said).derive(shared)
+
+
+def confirmation(pre_shared: bytes, process: int, public_key: bytes) -> str:
+    """Returns a tag by which processes with the same pre-shared key know each other.
+
+    The tag is bound to the process by its number and public key, and tells nothing of a random
+    pre-shared key. Empty: no pre-shared key.
+    """
+    if not pre_shared:
+        return ""
+    said = _CONFIRMATION_LABEL + process.to_bytes(8, "big") + public_key
+    return hmac.new(pre_shared, said, hashlib.sha256).hexdigest()
+
+
+def check_confirmation(own: ProcessInfo, peer: ProcessInfo, pre_shared: bytes) -> None:
+    """Compares the pre-shared keys of this process and a peer by the peer's tag.
+
+    Without the comparison, no rail between both would authenticate, and the start would end after
+    ``connect_timeout_s`` without the reason.
+
+    Raises:
+        ConfigError: the keys differ, or one of both processes has none.
+    """
+    expected = confirmation(pre_shared, peer.process, peer.public_key)
+    if hmac.compare_digest(expected.encode(), peer.confirmation.encode()):
+        return
+    if not expected:
+        what = f"host {own.host} has no key, and host {peer.host} has one"
+    elif not peer.confirmation:
+        what = f"host {peer.host} has no key, and host {own.host} has one"
+    else:
+        what = f"hosts {own.host} and {peer.host} have different keys"
+    raise ConfigError(
+        f"secret_file (R2CCL_SECRET_FILE): {what}; must be a file with the same key on every node"
+    )

@@ -12,15 +12,16 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from r2serve.errors import ConfigError
 from r2serve.ports.info import ProcessInfo
-from r2serve.ports.keys import KeyPair
+from r2serve.ports.keys import KeyPair, check_confirmation, confirmation
 
 KEY = b"k" * 32
 ORDER_8 = "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"
 """A point of order 8: the shared secret is 0 for every private key."""
 
 
-def process(number: int, keys: KeyPair) -> ProcessInfo:
-    return ProcessInfo(number, keys.public, "node", f"host{number}", (), None, "")
+def process(number: int, keys: KeyPair, pre_shared: bytes = b"") -> ProcessInfo:
+    tag = confirmation(pre_shared, number, keys.public)
+    return ProcessInfo(number, keys.public, "node", f"host{number}", (), None, "", confirmation=tag)
 
 
 @pytest.fixture
@@ -68,6 +69,52 @@ def test_nothing_told_to_peers_derives_the_secret(keys: tuple[KeyPair, KeyPair, 
     secret = keys[0].pair_secret(one, other)
     assert keys[2].pair_secret(*seen) != secret
     assert keys[2].pair_secret(seen[1], seen[0]) != secret
+
+
+@pytest.mark.parametrize("key", [b"", KEY])
+def test_processes_with_the_same_key_or_without_one_agree(
+    keys: tuple[KeyPair, KeyPair, KeyPair], key: bytes
+) -> None:
+    one, other = process(1, keys[0], key), process(2, keys[1], key)
+    told = ProcessInfo.from_wire(json.loads(json.dumps(other.to_wire())))
+    check_confirmation(one, told, key)
+    check_confirmation(other, one, key)
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "what"),
+    [
+        (KEY, b"l" * 32, "hosts host1 and host2 have different keys"),
+        (KEY, b"", "host host2 has no key, and host host1 has one"),
+        (b"", KEY, "host host1 has no key, and host host2 has one"),
+    ],
+)
+def test_different_pre_shared_keys_are_told_with_option_and_hosts(
+    keys: tuple[KeyPair, KeyPair, KeyPair], own: bytes, theirs: bytes, what: str
+) -> None:
+    one, other = process(1, keys[0], own), process(2, keys[1], theirs)
+    with pytest.raises(ConfigError) as raised:
+        check_confirmation(one, other, own)
+    text = str(raised.value)
+    assert text.startswith(f"secret_file (R2CCL_SECRET_FILE): {what}; must be ")
+    for key in filter(None, (own, theirs)):
+        assert key.decode() not in text
+        assert key.hex() not in text
+
+
+@pytest.mark.parametrize("taken", ["public_key", "process", "neither"])
+def test_a_confirmation_is_of_one_process_alone(
+    keys: tuple[KeyPair, KeyPair, KeyPair], taken: str
+) -> None:
+    """A tag that is told with another key or number, or that is no ASCII, confirms nothing."""
+    one, other = process(1, keys[0], KEY), process(2, keys[1], KEY)
+    changed = {
+        "public_key": replace(other, public_key=keys[2].public),
+        "process": replace(other, process=3),
+        "neither": replace(other, confirmation="ß" * 64),
+    }[taken]
+    with pytest.raises(ConfigError, match="have different keys"):
+        check_confirmation(one, changed, KEY)
 
 
 def test_every_process_has_its_own_keys_and_shows_no_private_key() -> None:

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -214,3 +215,33 @@ def test_a_public_key_that_is_malformed_on_its_way_fails_all_ranks(
         assert isinstance(error, ConfigError)
         assert reason in str(error)
         assert "rank 1" in str(error)
+
+
+@pytest.mark.parametrize("texts", [("k" * 32, "k" * 32, "l" * 32), ("k" * 32, "k" * 32, "")])
+def test_ranks_with_different_key_files_fail_at_once_and_name_the_option(
+    tmp_path: Path, texts: tuple[str, ...]
+) -> None:
+    """Without the comparison no rail comes up, and the ranks wait for connect_timeout_s."""
+    ranks = []
+    for rank, text in enumerate(texts):
+        path = tmp_path / f"key{rank}"
+        path.write_text(text)
+        path.chmod(0o600)
+        ranks.append((config(rank, secret_file=str(path) if text else ""), nothing))
+    errors = join(*ranks)
+    what = "have different keys" if all(texts) else "has no key, and host "
+    for rank, error in enumerate(errors):
+        assert type(error) is ConfigError, rank
+        assert "secret_file (R2CCL_SECRET_FILE): " in str(error)
+        assert what in str(error)
+        assert socket.gethostname() in str(error)
+
+
+def test_ranks_with_the_same_key_in_different_files_start(tmp_path: Path) -> None:
+    ranks = []
+    for rank in range(2):
+        path = tmp_path / f"key{rank}"
+        path.write_text("k" * 32)
+        path.chmod(0o600)
+        ranks.append((config(rank, secret_file=str(path)), nothing))
+    assert join(*ranks) == [None, None]

@@ -167,7 +167,7 @@ def test_values_that_once_raised_other_errors(case: str) -> None:
 
 def a_journal(rails: int = 2, records: int = 5) -> bytes:
     sizes = (rails + 1, 1, 4, rails, 1, 0)
-    header = struct.pack("<8s8IQqqq56x", b"R2JOURNL", journal.VERSION, 7, *sizes, records, 1, 2, 3)
+    header = struct.pack("<8s8IQqqq120x", b"R2JOURNL", journal.VERSION, 7, *sizes, records, 1, 2, 3)
     numbers = (0, 2, 0, 0, 1, 0, 1, 0, 1, 9, *range(9), 1, 0, 2)
     rail = b"".join(
         struct.pack(

@@ -162,8 +162,8 @@ class Connections {
   LogQueue& log_;
   std::list<Pending> pending_;
   DropLog drops_;
-  DropLog quiet_drops_;        // of probes, port scans and repeated attempts
-  TimeNs strangers_at_ = 0;    // time of the next progress of strangers
+  DropLog quiet_drops_;               // of probes, port scans and repeated attempts
+  TimeNs strangers_at_ = 0;           // time of the next progress of strangers
   std::array<WaitingRoom, 4> rooms_;  // by Standing
   std::vector<FileDescriptor> ended_;
   KnownSources known_;

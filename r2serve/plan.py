@@ -196,11 +196,13 @@ def _shares(
     if not any(lacks):
         return none, [], 0, f"even shares: less than 1/{_core.whole_bandwidth} counts as no loss"
     announced = _core.announced_losses(lacks)
-    weights = _core.share_weights(announced)
+    weights = _core.weights_in_use(announced)
     if not any(announced):
         return announced, [], 0, f"even shares: others gain less than {_core.least_gain_percent} %"
-    if not weights:
+    if len(set(announced)) == 1:
         return announced, [], 0, "even shares: all nodes announce the same loss"
+    if not weights:
+        return announced, [], 0, "even shares: others leave most of the buffer to too few nodes"
     if algorithm != "two_shot":
         return announced, [], 0, "shares: one_shot has none, each rank folds everything"
     ranks = cluster.nodes * cluster.ranks_per_node

@@ -104,6 +104,9 @@ void register_plan(nb::module_& module) {
       "share_weights", [](const Losses& lost) { return share_weights(lost); }, nb::arg("lost"),
       "Returns the weights of the nodes' shares; empty for even shares.");
   module.def(
+      "weights_in_use", [](const Losses& lost) { return weights_in_use(lost); }, nb::arg("lost"),
+      "Returns share_weights(lost), or an empty list where the flow model prefers even shares.");
+  module.def(
       "exchange_factor", &exchange_factor, nb::arg("weights"), nb::arg("lost"),
       "Returns the time of an all-reduce by the closed form.  Unit: the time of a whole node "
       "to move the buffer once.");

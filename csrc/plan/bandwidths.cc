@@ -46,7 +46,7 @@ void NodeBandwidths::adopt(std::span<const std::uint8_t> announced) {
     node = std::max(node, std::min(announced_[rank], most_lost));
   }
   hash_ = hash_of(lost_);
-  const std::vector<std::uint32_t> weights = share_weights(lost_);
+  const std::vector<std::uint32_t> weights = weights_in_use(lost_);
   shares_ = {};
   if (weights.empty()) return;
   std::vector<std::uint32_t> of_ranks;
@@ -62,7 +62,7 @@ std::uint8_t Announcer::update(std::uint8_t lost, std::span<const std::uint8_t> 
     std::vector<std::uint8_t> nodes(lost_of_nodes.begin(), lost_of_nodes.end());
     const auto weights_for = [&](std::uint8_t value) {
       nodes[node] = value;
-      return share_weights(nodes);
+      return weights_in_use(nodes);
     };
     const std::vector<std::uint32_t> before = weights_for(announced_);
     const std::vector<std::uint32_t> after = weights_for(shares_for);

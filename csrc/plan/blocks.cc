@@ -7,9 +7,8 @@
 namespace r2ccl {
 namespace {
 
-// In the flow model, the time is the time of endless blocks times 1 + c/blocks.  For one slow node,
-// c is from 0.6 to 1; for several slow nodes, c was up to 5.  With fewer blocks, this estimate
-// leaves little gain over even shares.
+// In the flow model, one slow node costs up to a block more than the closed form.  With fewer
+// blocks, little gain over even shares is left.
 constexpr std::size_t least_blocks = 4;
 constexpr std::size_t most_blocks = 32;
 

@@ -54,6 +54,18 @@ std::uint64_t exchange_time(std::span<const std::uint32_t> weights,
   return longest;
 }
 
+std::vector<std::uint32_t> weights_in_use(std::span<const std::uint8_t> lost) {
+  std::vector<std::uint32_t> weights = share_weights(lost);
+  if (weights.empty()) return weights;
+  const std::uint64_t total = std::accumulate(weights.begin(), weights.end(), std::uint64_t{0});
+  const auto large = static_cast<std::uint64_t>(std::ranges::count_if(
+      weights, [&](std::uint64_t weight) { return weight * lost.size() > total; }));
+  const bool spread = 2 * large > lost.size();
+  const bool some_empty = *std::ranges::min_element(weights) == 0;
+  if (spread || some_empty) return weights;
+  return {};
+}
+
 Shares::Shares(std::span<const std::uint32_t> rank_weights) {
   before_.reserve(rank_weights.size() + 1);
   before_.push_back(0);

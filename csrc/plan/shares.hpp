@@ -19,14 +19,19 @@ namespace r2ccl {
 inline constexpr unsigned whole_bandwidth = 16;
 inline constexpr std::uint8_t most_lost = whole_bandwidth - 1;
 
-// Returns the optimal weights of the nodes' shares.  Empty: even shares are optimal, which is
-// always so for fewer than three nodes.
+// Returns the optimal weights of the nodes' shares by the closed form.  Empty: even shares are
+// optimal, which is always so for fewer than three nodes.
 [[nodiscard]] std::vector<std::uint32_t> share_weights(std::span<const std::uint8_t> lost);
 
 // Returns the time of an all-reduce with these weights while the nodes lack `lost`.  The unit is
 // the time of a whole node to move the buffer once, divided by 2^20.
 [[nodiscard]] std::uint64_t exchange_time(std::span<const std::uint32_t> weights,
                                           std::span<const std::uint8_t> lost);
+
+// Returns share_weights(lost) if the slowest nodes have empty shares, or if more than half of the
+// nodes have more than an even share.  Else returns no weights: few nodes have large shares, the
+// others wait for their folds, and the flow model can be slower than with even shares.
+[[nodiscard]] std::vector<std::uint32_t> weights_in_use(std::span<const std::uint8_t> lost);
 
 // Shares of the ranks in a buffer, back to back in rank order.  Borders are multiples of 64 bytes,
 // except the end of the buffer.  A share may be empty.

@@ -148,6 +148,12 @@ def test_the_shares_reach_the_form(lost: list[int]) -> None:
     assert _core.exchange_factor(weights, lost) <= _core.exchange_factor([], lost) + 1e-5
 
 
+@settings(fuzz, max_examples=200)
+@given(losses)
+def test_the_weights_in_use_are_the_best_ones_or_none(lost: list[int]) -> None:
+    assert _core.weights_in_use(lost) in ([], _core.share_weights(lost))
+
+
 # More than 8 nodes make the flows of an example too many.
 @settings(fuzz, max_examples=60)
 @given(some_losses, st.integers(4, 32))
@@ -233,6 +239,12 @@ def test_a_lost_rail_of_eight_shifts_shares() -> None:
             plan.Cluster(nodes=3),
             ["rail1@node0", "rail1@node1", "rail1@node2"],
             "announce the same loss",
+        ),
+        (
+            64 * MIB,
+            plan.Cluster(rails=8),
+            ["rail1@node0", "rail1@node1", "rail1@node2"],
+            "others leave most of the buffer to too few nodes",
         ),
         (4 * MIB, plan.Cluster(), ["rail1@node0"], "less than 8 MiB makes too few blocks"),
         (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,7 +15,10 @@ from rich.table import Table
 from r2serve import plan
 from r2serve.config import Config
 from r2serve.errors import ConfigError
+from r2serve.observe import journal
+from r2serve.observe.journal import Journal
 
+_RAIL = re.compile(r"rail(\d+)@node(\d+)")
 _SIZE = re.compile(r"(\d{1,18})\s*(B|KiB|MiB|GiB)?", re.IGNORECASE)
 _UNITS = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
@@ -32,6 +37,69 @@ class _Size(click.ParamType):  # type: ignore[type-arg]
         return int(found[1]) * _UNITS[(found[2] or "B").lower()]
 
 
+def lost_in_journals(journals: Iterable[tuple[str, Journal]]) -> tuple[int, list[str]]:
+    """Returns the rails of a node, and the names of the lost ones; takes paths with their journals.
+
+    As in an engine, a port is lost if none of its rails is UP or SUSPECT and one has been UP.
+    Reserves, rails that have never been up, and rails inside a node count for nothing. Ranks of a
+    node may see different losses: a rail that one of them lost is lost.
+
+    Raises:
+        ConfigError: a journal has no rail between nodes, its rails are not numbered from 0 without
+            a gap, or two journals have different numbers of rails.
+    """
+    count = 0
+    lost: set[tuple[int, int]] = set()
+    for path, read in journals:
+        up = _ports_up(read)
+        rails = {rail for _, rail in up}
+        if not up:
+            raise ConfigError(f"--from-journal: {path} has no rail to another node that was up")
+        if rails != set(range(len(rails))):
+            raise ConfigError(
+                f"--from-journal: {path} has the rails {', '.join(map(str, sorted(rails)))}; must "
+                "be all rails from 0, without reserves and rails that were never up"
+            )
+        if count not in (0, len(rails)):
+            raise ConfigError(
+                f"--from-journal: {path} has {len(rails)} rails; must be {count} as in the others, "
+                "because a plan has equal nodes"
+            )
+        count = len(rails)
+        lost.update(port for port, is_up in up.items() if not is_up)
+    return count, [f"rail{rail}@node{node}" for node, rail in sorted(lost)]
+
+
+def _ports_up(read: Journal) -> dict[tuple[int, int], bool]:
+    """Returns whether each port, by node and number, has a rail that carries data."""
+    up: dict[tuple[int, int], bool] = {}
+    for rail in read.rails:
+        found = _RAIL.fullmatch(rail.name)
+        if not found or rail.reserve or not rail.been_up:
+            continue
+        port = int(found[2]), int(found[1])
+        up[port] = up.get(port, False) or rail.presence == "up"
+    return up
+
+
+def _rails_of(
+    rails: int | None, lost: tuple[str, ...], journals: tuple[Path, ...]
+) -> tuple[int, list[str]]:
+    """Returns the rails of a node and the lost ones, by the options and the journals."""
+    if not journals:
+        return 2 if rails is None else rails, list(lost)
+    if rails is not None:
+        raise ConfigError(f"--rails: {rails}; must be left out, because --from-journal tells it")
+    read = []
+    for path in journals:
+        try:
+            read.append((str(path), journal.read(path, events=False)))
+        except (OSError, journal.JournalError) as error:
+            raise ConfigError(f"--from-journal: {path}: {error}") from error
+    count, names = lost_in_journals(read)
+    return count, names + [name for name in lost if name not in names]
+
+
 @click.command(name="plan")
 @click.option(
     "--bytes", "size", type=_Size(), default="64MiB", show_default=True, help="Size of the buffer."
@@ -42,8 +110,17 @@ class _Size(click.ParamType):  # type: ignore[type-arg]
     metavar="RAIL",
     help="A lost rail, such as rail1@node3; may be given several times.",
 )
+@click.option(
+    "--from-journal",
+    "journals",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A worker's journal, which tells rails and lost rails of its node; may be given several "
+    "times. Nodes without a journal count as healthy.",
+)
 @click.option("--nodes", default=4, show_default=True, help="Number of nodes.")
-@click.option("--rails", default=2, show_default=True, help="Rails of a node.")
+@click.option("--rails", type=int, help="Rails of a node.  [default: 2, or as in the journals]")
 @click.option("--ranks-per-node", default=1, show_default=True, help="Ranks of a node.")
 @click.option("--gbit", default=100.0, show_default=True, help="Rate of a rail in Gbit/s.")
 @click.option(
@@ -53,8 +130,9 @@ class _Size(click.ParamType):  # type: ignore[type-arg]
 def command(
     size: int,
     lost: tuple[str, ...],
+    journals: tuple[Path, ...],
     nodes: int,
-    rails: int,
+    rails: int | None,
     ranks_per_node: int,
     gbit: float,
     latency_us: float,
@@ -66,16 +144,17 @@ def command(
     """
     try:
         config = Config.from_env()
+        count, names = _rails_of(rails, lost, journals)
         cluster = plan.Cluster(
             nodes=nodes,
-            rails=rails,
+            rails=count,
             ranks_per_node=ranks_per_node,
             gbit_s=gbit,
             latency_us=latency_us,
             slot_bytes=config.slot_bytes,
             algorithm=config.algorithm,
         )
-        made = plan.make(size, cluster, lost)
+        made = plan.make(size, cluster, names)
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
     if as_json:

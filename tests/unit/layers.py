@@ -189,7 +189,7 @@ R2SERVE: dict[str, tuple[str, ...]] = {
         "engines/torch",
         "r2serve",
     ),
-    "cli": ("errors", "terminal", "option", "config", "plan", "ports", "topo"),
+    "cli": ("errors", "terminal", "option", "config", "observe", "plan", "ports", "topo"),
     "bench": ("bench/collectives", "bench/flood", "bench/observers", "cli"),
     "demo": ("lab", "terminal", "observe", "lab/serving", "cli"),
     "bench/serve": (

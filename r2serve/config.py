@@ -378,8 +378,8 @@ class Config:
     # Arithmetic.
     algorithm: str = core(
         "auto",
-        "All-reduce algorithm. `auto`: by size. Results have the same bits with every choice. Must "
-        "be the same on every node",
+        "All-reduce algorithm. `auto`: by size and lost bandwidth. Results have the same bits with "
+        "every choice. Must be the same on every node",
         choices=("auto", "one_shot", "two_shot"),
     )
     consensus: str = core(

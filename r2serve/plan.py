@@ -122,19 +122,9 @@ def make(size: int, cluster: Cluster, names: Sequence[str]) -> Plan:
     """
     _check(size, cluster)
     lost = lost_rails(names, cluster)
-    node_sizes = [cluster.ranks_per_node] * cluster.nodes
-    choice = _core.choose_all_reduce(size, node_sizes)
-    reasons = []
-    if cluster.algorithm == "auto":
-        algorithm = choice["algorithm"]
-        reasons.append(
-            f"{algorithm}: the engine's model gives {show_time(choice['one_shot_s'])} for one_shot "
-            f"and {show_time(choice['two_shot_s'])} for two_shot (constants of a loopback)"
-        )
-    else:
-        algorithm = cluster.algorithm
-        reasons.append(f"{algorithm}: set by R2CCL_ALGORITHM")
-    announced, weights, blocks, why = _shares(size, cluster, lost, algorithm)
+    announced = _announced(cluster, lost)
+    algorithm, healthy, reasons = _algorithm(size, cluster, announced)
+    weights, blocks, why = _shares(size, cluster, lost, announced, algorithm)
     reasons.append(why)
     bandwidths = [1 - len(rails) / cluster.rails for rails in lost]
     whole = [1.0] * cluster.nodes
@@ -158,7 +148,7 @@ def make(size: int, cluster: Cluster, names: Sequence[str]) -> Plan:
             )
             for node in range(cluster.nodes)
         ),
-        healthy=_predict(size, cluster, algorithm, whole, [], 0),
+        healthy=_predict(size, cluster, healthy, whole, [], 0),
         even=_predict(size, cluster, algorithm, bandwidths, [], 0),
         chosen=_predict(size, cluster, algorithm, bandwidths, weights, blocks),
     )
@@ -183,41 +173,72 @@ def _check(size: int, cluster: Cluster) -> None:
         )
 
 
-def _shares(
-    size: int, cluster: Cluster, lost: Sequence[frozenset[int]], algorithm: str
-) -> tuple[list[int], list[int], int, str]:
-    """Returns the announced losses, the weights of the nodes, the blocks, and the reason."""
-    none = [0] * cluster.nodes
+def _algorithm(
+    size: int, cluster: Cluster, announced: Sequence[int]
+) -> tuple[str, str, list[str]]:
+    """Returns the algorithm, the algorithm without a loss, and the reasons."""
+    if cluster.algorithm != "auto":
+        why = f"{cluster.algorithm}: set by R2CCL_ALGORITHM"
+        return cluster.algorithm, cluster.algorithm, [why]
+    node_sizes = [cluster.ranks_per_node] * cluster.nodes
+    choice = _core.choose_all_reduce(size, node_sizes, announced)
+    algorithm = choice["algorithm"]
+    reasons = [
+        f"{algorithm}: the engine's model gives {show_time(choice['one_shot_s'])} for one_shot "
+        f"and {show_time(choice['two_shot_s'])} for two_shot (constants of a loopback)"
+    ]
+    healthy = _core.choose_all_reduce(size, node_sizes)["algorithm"]
+    if algorithm != healthy:
+        reasons.append(f"{algorithm} instead of {healthy}: a node has announced a loss")
+    return algorithm, healthy, reasons
+
+
+def _lacks(cluster: Cluster, lost: Sequence[frozenset[int]]) -> list[int]:
+    """Returns the loss of each node in sixteenths."""
+    return [_core.whole_bandwidth * len(rails) // cluster.rails for rails in lost]
+
+
+def _announced(cluster: Cluster, lost: Sequence[frozenset[int]]) -> list[int]:
+    """Returns the losses that the nodes announce; two nodes announce none."""
     if cluster.nodes < 3:
-        return none, [], 0, "even shares: with two nodes, no shares are faster"
+        return [0] * cluster.nodes
+    return _core.announced_losses(_lacks(cluster, lost))
+
+
+def _shares(
+    size: int,
+    cluster: Cluster,
+    lost: Sequence[frozenset[int]],
+    announced: Sequence[int],
+    algorithm: str,
+) -> tuple[list[int], int, str]:
+    """Returns the weights of the nodes, the blocks, and the reason."""
+    if cluster.nodes < 3:
+        return [], 0, "even shares: with two nodes, no shares are faster"
     if not any(lost):
-        return none, [], 0, "even shares: no node has lost a rail"
-    lacks = [_core.whole_bandwidth * len(rails) // cluster.rails for rails in lost]
-    if not any(lacks):
-        return none, [], 0, f"even shares: less than 1/{_core.whole_bandwidth} counts as no loss"
-    announced = _core.announced_losses(lacks)
+        return [], 0, "even shares: no node has lost a rail"
+    if not any(_lacks(cluster, lost)):
+        return [], 0, f"even shares: less than 1/{_core.whole_bandwidth} counts as no loss"
     weights = _core.weights_in_use(announced)
     if not any(announced):
-        return announced, [], 0, f"even shares: others gain less than {_core.least_gain_percent} %"
+        return [], 0, f"even shares: others gain less than {_core.least_gain_percent} %"
     if len(set(announced)) == 1:
-        return announced, [], 0, "even shares: all nodes announce the same loss"
+        return [], 0, "even shares: all nodes announce the same loss"
     if not weights:
-        return announced, [], 0, "even shares: others leave most of the buffer to too few nodes"
+        return [], 0, "even shares: others leave most of the buffer to too few nodes"
     if algorithm != "two_shot":
-        return announced, [], 0, "shares: one_shot has none, each rank folds everything"
+        return [], 0, "shares: one_shot has none, each rank folds everything"
     ranks = cluster.nodes * cluster.ranks_per_node
     blocks = _core.overlapped_blocks(size, ranks, cluster.slot_bytes)
     if not blocks:
         least = 2 * ranks * cluster.slot_bytes
         return (
-            announced,
             [],
             0,
             f"even shares: less than {show_bytes(least)} makes too few blocks for an overlap",
         )
     slowest = max(range(cluster.nodes), key=lambda node: announced[node])
     return (
-        announced,
         weights,
         blocks,
         f"uneven shares: node{slowest} lacks {len(lost[slowest])} of {cluster.rails} rails and "

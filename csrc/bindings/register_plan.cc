@@ -37,13 +37,15 @@ Losses announced_losses(const Losses& lost) {
   }
 }
 
-nb::dict choose(std::size_t bytes, const std::vector<std::uint16_t>& node_sizes) {
+nb::dict choose(std::size_t bytes, const std::vector<std::uint16_t>& node_sizes,
+                const Losses& lost) {
+  if (!lost.empty() && lost.size() != node_sizes.size())
+    throw nb::value_error("lost: must be a loss for each node, or none");
+  const CostConstants& costs = loopback_costs;
   nb::dict choice;
-  choice["algorithm"] = std::string(name_of(choose_all_reduce(bytes, node_sizes)));
-  choice["one_shot_s"] =
-      static_cast<double>(one_shot_ps(bytes, node_sizes, loopback_costs)) * 1e-12;
-  choice["two_shot_s"] =
-      static_cast<double>(two_shot_ps(bytes, node_sizes, loopback_costs)) * 1e-12;
+  choice["algorithm"] = std::string(name_of(choose_all_reduce(bytes, node_sizes, costs, lost)));
+  choice["one_shot_s"] = static_cast<double>(one_shot_ps(bytes, node_sizes, costs, lost)) * 1e-12;
+  choice["two_shot_s"] = static_cast<double>(two_shot_ps(bytes, node_sizes, costs, lost)) * 1e-12;
   return choice;
 }
 
@@ -97,7 +99,9 @@ void register_plan(nb::module_& module) {
   module.attr("whole_bandwidth") = whole_bandwidth;
   module.attr("least_gain_percent") = Announcer::least_gain_percent;
   module.def("choose_all_reduce", &choose, nb::arg("bytes"), nb::arg("node_sizes"),
-             "Returns the algorithm of an all-reduce, and the modelled time of each algorithm.");
+             nb::arg("lost") = Losses(),
+             "Returns the algorithm of an all-reduce while the nodes lack `lost`, in sixteenths, "
+             "and the modelled time of each algorithm.  Inputs beyond 1 GiB count as 1 GiB.");
   module.def("announced_losses", &announced_losses, nb::arg("lost"),
              "Returns the losses that the nodes announce while they lack `lost`, in sixteenths.");
   module.def(

@@ -72,6 +72,12 @@ std::vector<std::uint8_t> LinkChannel::lost_bandwidths() {
   return {bandwidths_.lost().begin(), bandwidths_.lost().end()};
 }
 
+// Another thread may read the tag for an error while the call holds no lock.
+void LinkChannel::set_algorithm(Algorithm algorithm) {
+  const StepLock lock(*this);
+  tag_.algorithm = algorithm;
+}
+
 void LinkChannel::works_on(const std::byte* in, const std::byte* out) {
   of_device_ = is_device_memory(out) ? out : is_device_memory(in) ? in : nullptr;
 }

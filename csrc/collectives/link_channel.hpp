@@ -47,6 +47,12 @@ class LinkChannel : public Channel {
 
   // Returns the shares for the bandwidths of the nodes, the same on all ranks within a call.
   [[nodiscard]] const Shares& shares() const { return bandwidths_.shares(); }
+  // Returns the losses of the nodes by which a call goes, the same on all ranks within the call.
+  // Empty: nodes announce none.
+  [[nodiscard]] std::span<const std::uint8_t> lost_in_use() const { return bandwidths_.lost(); }
+  // Sets the algorithm of the call in progress, before its first message.  Ranks with different
+  // algorithms get an order mismatch.
+  void set_algorithm(Algorithm algorithm);
   // Returns the losses of the nodes that the last call has announced and the next call goes by.
   // Call between two calls.
   [[nodiscard]] std::vector<std::uint8_t> lost_bandwidths();

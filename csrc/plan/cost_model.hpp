@@ -1,5 +1,6 @@
-// Choice of the faster all-reduce algorithm for a size, by an alpha-beta-gamma model: a time per
-// message step, per message, per byte on the wire and per byte folded.
+// Choice of the faster all-reduce algorithm for a size and lost bandwidths, by a model: a time
+// per message step (alpha), per message, per byte on the wire (beta) and per byte folded
+// (gamma).
 //
 // Every rank must reach the same decision without communication.  The arithmetic therefore uses
 // integers only, because rounding of floats may differ between compilers and processors.  Measured
@@ -41,17 +42,23 @@ inline constexpr CostConstants loopback_costs{
 };
 
 // Return the modelled time of an all-reduce of `bytes` bytes in ps.  node_sizes has the number of
-// ranks of each node.  Inputs beyond 4 GiB count as 4 GiB, where constant terms are negligible.
+// ranks of each node.  `lost` has the loss of each node in sixteenths (plan/shares.hpp) or nothing.
+// Bytes leave a node with a loss more slowly.  Shares count as even: inputs with uneven shares are
+// far larger than inputs of one_shot, unless slots have a few KiB.  Inputs beyond 1 GiB count as
+// 1 GiB, where constant terms are negligible.
 [[nodiscard]] std::uint64_t one_shot_ps(std::size_t bytes,
                                         std::span<const std::uint16_t> node_sizes,
-                                        const CostConstants& costs);
+                                        const CostConstants& costs,
+                                        std::span<const std::uint8_t> lost = {});
 [[nodiscard]] std::uint64_t two_shot_ps(std::size_t bytes,
                                         std::span<const std::uint16_t> node_sizes,
-                                        const CostConstants& costs);
+                                        const CostConstants& costs,
+                                        std::span<const std::uint8_t> lost = {});
 
 // Returns one_shot or two_shot, never automatic; one_shot if both times are equal.
 [[nodiscard]] Algorithm choose_all_reduce(std::size_t bytes,
                                           std::span<const std::uint16_t> node_sizes,
-                                          const CostConstants& costs = loopback_costs);
+                                          const CostConstants& costs = loopback_costs,
+                                          std::span<const std::uint8_t> lost = {});
 
 }  // namespace r2ccl

@@ -77,10 +77,6 @@ RankCall::RankCall(SimChannel& channel, const Call& call, const ReductionTree& t
       tree_(tree),
       rank_(channel.rank()),
       ranks_(channel.size()),
-      // Each rank chooses the algorithm by itself, as in an engine.
-      all_reduce_(call.algorithm == Algorithm::automatic
-                      ? choose_all_reduce(call.counts[0] * size_of(call.dtype), tree.node_sizes)
-                      : call.algorithm),
       own_(call.counts[static_cast<std::size_t>(rank_)]) {
   prepare();
 }
@@ -192,11 +188,7 @@ void RankCall::prepare() {
 Status RankCall::algorithm(const std::byte* in, std::byte* out) {
   const Reducer reducer{call_.dtype, call_.op, tree_, Simd::portable};
   switch (call_.collective) {
-    case Collective::all_reduce:
-      return all_reduce_ == Algorithm::one_shot
-                 ? all_reduce_one_shot(channel_, in, out, call_.counts[0], reducer)
-                 : all_reduce_two_shot_uneven(channel_, in, out, call_.counts[0], reducer,
-                                              channel_.shares());
+    case Collective::all_reduce: return all_reduce(in, out, reducer);
     case Collective::all_gather: return all_gatherv(channel_, in, out, call_.counts, call_.dtype);
     case Collective::gather:
       return r2ccl::gather(channel_, in, out, call_.counts, call_.dtype, call_.root);
@@ -214,6 +206,22 @@ Status RankCall::algorithm(const std::byte* in, std::byte* out) {
     case Collective::barrier: return barrier(channel_);
   }
   return {};
+}
+
+// Each rank chooses the algorithm by itself, as in an engine.  Each rank of a channel is a node,
+// also where the tree has larger nodes.
+Status RankCall::all_reduce(const std::byte* in, std::byte* out, const Reducer& reducer) {
+  const std::size_t count = call_.counts[0];
+  Algorithm algorithm = call_.algorithm;
+  if (algorithm == Algorithm::automatic) {
+    const std::vector<std::uint16_t> nodes(static_cast<std::size_t>(ranks_), 1);
+    algorithm = choose_all_reduce(count * size_of(call_.dtype), nodes, loopback_costs,
+                                  channel_.lost_in_use());
+  }
+  channel_.set_algorithm(algorithm);
+  return algorithm == Algorithm::one_shot
+             ? all_reduce_one_shot(channel_, in, out, count, reducer)
+             : all_reduce_two_shot_uneven(channel_, in, out, count, reducer, channel_.shares());
 }
 
 // Even ranks send first and odd ranks receive first, which avoids a circular wait.  In a ring of

@@ -58,6 +58,7 @@ class RankCall {
   void prepare();
   Status compare_positions();
   Status algorithm(const std::byte* in, std::byte* out);
+  Status all_reduce(const std::byte* in, std::byte* out, const Reducer& reducer);
   Status ring(const std::byte* in, std::byte* out);
 
   SimChannel& channel_;
@@ -65,7 +66,6 @@ class RankCall {
   const ReductionTree& tree_;
   const int rank_;
   const int ranks_;
-  const Algorithm all_reduce_;
   const std::size_t own_;
   Bytes in_;
   Bytes out_;

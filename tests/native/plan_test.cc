@@ -9,6 +9,7 @@
 
 #include "plan/blocks.hpp"
 #include "plan/cost_model.hpp"
+#include "plan/shares.hpp"
 
 namespace r2ccl {
 namespace {
@@ -78,14 +79,53 @@ TEST(CostModel, ConstantsDecide) {
   EXPECT_EQ(choose_all_reduce(4096, Nodes(4, 1), CostConstants{}), Algorithm::one_shot);
 }
 
+using Lost = std::vector<std::uint8_t>;
+
+TEST(CostModel, ALossSlowsTheBytesThatLeaveItsNode) {
+  // A quarter of the bandwidth is left: a byte on the wire takes 28 ps.
+  EXPECT_EQ(one_shot_ps(100, Nodes{1, 1}, plain_costs, Lost{0, 12}),
+            1000u + 10 + 100 * (28 + 2 * 2));
+  EXPECT_EQ(two_shot_ps(100, Nodes{1, 1}, plain_costs, Lost{12, 0}),
+            2 * 1010u + 50 * (2 * 28 + 3 * 2));
+  // Bytes inside the node keep their time.  The slowest node decides, not the largest.
+  EXPECT_EQ(one_shot_ps(100, Nodes{1, 2}, plain_costs, Lost{0, 8}),
+            1000u + 20 + 100 * (2 * 14 + 3 + 3 * 2));
+  EXPECT_EQ(one_shot_ps(100, Nodes{1, 2}, plain_costs, Lost{12, 0}),
+            1000u + 20 + 100 * (2 * 28 + 3 * 2));
+  EXPECT_EQ(one_shot_ps(100, Nodes{1, 2}, plain_costs, Lost{0, 0}),
+            one_shot_ps(100, Nodes{1, 2}, plain_costs));
+  // At least a sixteenth is left.
+  EXPECT_EQ(one_shot_ps(100, Nodes{1, 1}, plain_costs, Lost{0, 255}),
+            one_shot_ps(100, Nodes{1, 1}, plain_costs, Lost{0, most_lost}));
+}
+
+TEST(CostModel, ALossMakesTwoShotWinEarlier) {
+  for (const Nodes& nodes : {Nodes{1, 1, 1}, Nodes(4, 1), Nodes(8, 1), Nodes(4, 2)}) {
+    std::size_t before = std::numeric_limits<std::size_t>::max();
+    for (const int loss : {0, 4, 8, 12}) {
+      Lost lost(nodes.size());
+      lost[1] = static_cast<std::uint8_t>(loss);
+      std::size_t crossing = 64;
+      while (choose_all_reduce(crossing, nodes, loopback_costs, lost) == Algorithm::one_shot)
+        crossing += 64;
+      EXPECT_LT(crossing, before) << nodes.size() << " nodes, loss " << loss;
+      before = crossing;
+    }
+  }
+}
+
 TEST(CostModel, DoesNotOverflow) {
   constexpr std::size_t huge = std::numeric_limits<std::size_t>::max();
   CostConstants slow = loopback_costs;
   slow.wire_byte_ps = 1u << 13;
   for (const Nodes& nodes : {Nodes{1, 1}, Nodes(64, 1), Nodes{256, 256}}) {
-    EXPECT_GT(one_shot_ps(huge, nodes, slow), one_shot_ps(1u << 30, nodes, slow));
-    EXPECT_GT(two_shot_ps(huge, nodes, slow), two_shot_ps(1u << 30, nodes, slow));
+    const std::vector<std::uint8_t> lost(nodes.size(), most_lost);
+    EXPECT_GT(one_shot_ps(huge, nodes, slow), one_shot_ps(1u << 29, nodes, slow));
+    EXPECT_GT(two_shot_ps(huge, nodes, slow), two_shot_ps(1u << 29, nodes, slow));
+    EXPECT_GT(one_shot_ps(huge, nodes, slow, lost), one_shot_ps(1u << 29, nodes, slow, lost));
+    EXPECT_GT(one_shot_ps(huge, nodes, slow, lost), one_shot_ps(huge, nodes, slow));
     EXPECT_EQ(choose_all_reduce(huge, nodes, slow), Algorithm::two_shot);
+    EXPECT_EQ(choose_all_reduce(huge, nodes, slow, lost), Algorithm::two_shot);
   }
 }
 

@@ -261,7 +261,7 @@ def test_even_shares_have_a_reason(
     made = plan.make(size, cluster, lost)
     assert made.shares == "even"
     assert made.blocks == 0
-    assert reason in made.reasons[1]
+    assert reason in made.reasons[-1]
     assert made.chosen == made.even
 
 
@@ -272,6 +272,22 @@ def test_small_buffers_take_one_shot() -> None:
     assert made.nodes[0].moved_bytes == 3 * 1024
     assert made.chosen.form_s == pytest.approx(3 * 1024 / 12.5e9)
     assert made.chosen.flow_s is None
+
+
+def test_a_lost_rail_changes_the_algorithm() -> None:
+    """The model crosses at 32 KB for four whole nodes, and at 17 KB with half a node."""
+    lost = plan.make(24 << 10, plan.Cluster(), ["rail1"])
+    assert lost.algorithm == "two_shot"
+    assert "two_shot instead of one_shot" in lost.reasons[1]
+    whole = plan.make(24 << 10, plan.Cluster(), [])
+    assert whole.algorithm == "one_shot"
+    assert lost.healthy == whole.healthy
+
+
+@pytest.mark.parametrize("lost", [[0], [0, 0, 0, 0, 0]])
+def test_the_core_takes_a_loss_for_each_node(lost: list[int]) -> None:
+    with pytest.raises(ValueError, match="lost: must be a loss for each node, or none"):
+        _core.choose_all_reduce(1024, [1] * 4, lost)
 
 
 def test_blocks_of_even_shares_wait_for_each_other() -> None:

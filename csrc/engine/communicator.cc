@@ -10,7 +10,6 @@
 #include "base/sites.hpp"
 #include "collectives/collectives.hpp"
 #include "link/device_memory.hpp"
-#include "plan/cost_model.hpp"
 
 namespace r2ccl {
 
@@ -156,13 +155,7 @@ Status Communicator::all_reduce(const std::byte* in, std::byte* out, std::size_t
   CallTag tag = flat_tag(Collective::all_reduce, dtype, op, count);
   tag.algorithm = algorithm;
   Status status = run(tag.collective, tag, bytes, [&] {
-    if (algorithm == Algorithm::automatic) {
-      // All ranks have taken the same losses into use, and therefore choose the same algorithm.
-      algorithm =
-          choose_all_reduce(bytes, tree_.node_sizes, loopback_costs, channel_->lost_in_use());
-      channel_->set_algorithm(algorithm);
-    }
-    return algorithm == Algorithm::one_shot
+    return choose(algorithm, bytes) == Algorithm::one_shot
                ? all_reduce_one_shot(*channel_, in, out, count, reducer)
                : all_reduce_two_shot_uneven(*channel_, in, out, count, reducer, channel_->shares());
   });

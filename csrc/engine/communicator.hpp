@@ -128,6 +128,11 @@ class Communicator {
   // Runs a call of channel_; returns an error if the communicator is closed.
   template <typename Body>
   Status run(Collective noted, const CallTag& tag, std::size_t bytes, const Body& body);
+  // Returns the algorithm of the all-reduce in progress, chosen if `given` is automatic.  All ranks
+  // have taken the same losses into use, and therefore choose the same.  Notes the choice.
+  Algorithm choose(Algorithm given, std::size_t bytes);
+  [[nodiscard]] SharesReason shares_reason(Algorithm algorithm, std::size_t bytes,
+                                           bool any_lost) const;
   // Return the tag of the next call: of all ranks alike, with a root, or of a pair of ranks.
   [[nodiscard]] CallTag flat_tag(Collective collective, DType dtype, ReduceOp op,
                                  std::size_t count);

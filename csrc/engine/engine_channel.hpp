@@ -44,6 +44,8 @@ class EngineChannel final : public LinkChannel {
     note_call_ends(group, bytes, now_ns(), !status.ok());
     return status;
   }
+  // Notes the choice of the all-reduce in progress in the journal.
+  void note_choice(const JournalChoice& choice) { r2ccl::note_choice(group_, choice); }
   // Sets the caller memory of the next call.
   using LinkChannel::works_on;
   void set_rendezvous(bool needed) { rendezvous_ = needed; }

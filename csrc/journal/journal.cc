@@ -211,6 +211,14 @@ void note_call_ends(JournalGroup* group, std::size_t bytes, std::int64_t now, bo
   add(latency.buckets[bucket], std::uint64_t{1});
 }
 
+void note_choice(JournalGroup* group, const JournalChoice& choice) {
+  if (group == nullptr) return;
+  publish(group->choice.algorithm, choice.algorithm);
+  publish(group->choice.algorithm_reason, choice.algorithm_reason);
+  publish(group->choice.shares_reason, choice.shares_reason);
+  publish(group->choice.lost, choice.lost);
+}
+
 void note_stall(JournalGroup* group, std::int64_t ns) {
   if (group == nullptr) return;
   add(group->stalled_calls, std::uint64_t{1});

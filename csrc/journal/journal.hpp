@@ -88,7 +88,23 @@ struct JournalLatency {
 };
 static_assert(sizeof(JournalLatency) == 216);
 
-// Entry of a communicator: the call in progress and statistics of finished calls.
+// Why an all-reduce took its algorithm: the caller or R2CCL_ALGORITHM gave the algorithm, the size
+// decided, or the losses in use decided where the size alone leads to the other algorithm.
+enum class AlgorithmReason : std::uint8_t { none, given, size, loss };
+// Why an all-reduce had its shares.  none: one_shot has no shares.  Even shares: no loss in use, no
+// gain by others, or too few blocks.  loss: uneven shares.
+enum class SharesReason : std::uint8_t { none, no_loss, no_gain, few_blocks, loss };
+
+// Choice of the latest all-reduce; all fields 0: none yet.
+struct JournalChoice {
+  std::uint8_t algorithm;         // Algorithm
+  std::uint8_t algorithm_reason;  // AlgorithmReason
+  std::uint8_t shares_reason;     // SharesReason
+  std::uint8_t lost;              // largest loss of a node in use, in sixteenths
+};
+
+// Entry of a communicator: the call in progress, statistics of finished calls, and the choice for
+// the latest all-reduce.
 struct JournalGroup {
   char name[32];  // for example "tp:0"
   std::uint64_t id;
@@ -100,7 +116,8 @@ struct JournalGroup {
   std::uint64_t stalled_ns;
   std::uint8_t call_collective;  // Collective of the call in progress
   std::uint8_t closed;
-  char padding[6];
+  JournalChoice choice;
+  char padding[2];
   std::array<JournalLatency, collective_count> latencies;  // indexed by Collective
 };
 static_assert(sizeof(JournalGroup) == 88 + collective_count * sizeof(JournalLatency));
@@ -191,11 +208,12 @@ class Journal {
   FileDescriptor file_;  // locked (flock) while the process lives; marks a live writer
 };
 
-// Update a communicator's entry when a call begins, ends or stalls, and when the communicator
-// closes.  A null group is ignored.  `bytes`: size of this rank's larger buffer.  A failed call
-// counts in failed_calls only.
+// Update a communicator's entry when a call begins, chooses, ends or stalls, and when the
+// communicator closes.  A null group is ignored.  `bytes`: size of this rank's larger buffer.  A
+// failed call counts in failed_calls only.
 void note_call_begins(JournalGroup* group, Collective collective, std::int64_t now);
 void note_call_ends(JournalGroup* group, std::size_t bytes, std::int64_t now, bool failed);
+void note_choice(JournalGroup* group, const JournalChoice& choice);
 void note_stall(JournalGroup* group, std::int64_t ns);
 void note_closed(JournalGroup* group);
 

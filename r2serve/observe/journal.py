@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from r2serve.observe.choice import NO_CHOICE, Choice
 from r2serve.observe.safe_open import open_regular
 
 MAGIC = b"R2JOURNL"
@@ -21,7 +22,7 @@ PATTERN = "r2ccl-*.journal"
 
 _HEADER = struct.Struct("<8sIIIIIIIIQqqq32sQ16s64s")
 _RAIL = struct.Struct("<32s32s32sBBBBIBBBBIqQQQQQqqQBBBBI")
-_GROUP = struct.Struct("<32sQIIqQQQBB6x")
+_GROUP = struct.Struct("<32sQIIqQQQBB4s2x")
 _LATENCY = struct.Struct("<QQQ24Q")
 _RECORD = struct.Struct("<QqBBBBIIIQQQ")
 
@@ -165,6 +166,8 @@ class Group:
     closed: bool
     latencies: dict[str, Latency]
     """Latencies by collective; only collectives with calls."""
+    choice: Choice = NO_CHOICE
+    """Of the latest all-reduce."""
 
 
 @dataclass(frozen=True)
@@ -186,10 +189,8 @@ class Event:
     value: int
     detail: int
     text: str
-    sequence: int = 0
-    """Number of the record within the journal, from 1."""
-    entry: int = -1
-    """Index into the journal's rails; -1 = no rail."""
+    sequence: int = 0  # number of the record within the journal, from 1
+    entry: int = -1  # index into the journal's rails; -1 = no rail
 
     @property
     def step(self) -> int:
@@ -214,16 +215,13 @@ class Journal:
     rails: list[RailCounters] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
-    label: str = ""
-    """Display name of the process, e.g. "rank 0"."""
+    label: str = ""  # display name of the process, e.g. "rank 0"
     opened_ns: int = 0
     opened_clock_ns: int = 0
     heartbeat_ns: int = 0
     """Time of the last link tick; 0 = closed gracefully."""
-    record_count: int = 0
-    """Records ever written."""
-    engine: int = 0
-    """Number of the engine within the job."""
+    record_count: int = 0  # records ever written
+    engine: int = 0  # number of the engine within the job
     short_of_cpu_ns: int = 0
     """Time in which the process was ready to run and did not run, as its own thread saw."""
     serving_engine: str = ""
@@ -418,7 +416,7 @@ def _drill(number: int) -> str:
 
 
 def _group(data: bytes, offset: int) -> Group:
-    name, number, rank, ranks, began, failed, stalled, stalled_ns, call, closed = (
+    name, number, rank, ranks, began, failed, stalled, stalled_ns, call, closed, choice = (
         _GROUP.unpack_from(data, offset)
     )
     latencies = {}
@@ -440,6 +438,7 @@ def _group(data: bytes, offset: int) -> Group:
         stalled_ns=stalled_ns,
         closed=bool(closed),
         latencies=latencies,
+        choice=Choice.parse(choice),
     )
 
 

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from r2serve.journal_folder import folder_option, journal_folder
-from r2serve.observe import health
+from r2serve.observe import choice, health
 from r2serve.observe.journal import Event, RailCounters
 from r2serve.observe.port_state import Wanted
 from r2serve.observe.tables import groups_table, links_table, ports_table
@@ -101,6 +101,8 @@ def rails(
         made = links_table if links else ports_table
         shown.print(f"rails of {watch.host}", markup=False)
         shown.print(made(watch.live(), wanted, wide=is_wide(shown)))
+        for line in choice.lines(_all_reduces(watch)):
+            shown.print(line, markup=False, highlight=False)
     elif watch.live():
         click.echo("no rail matches", err=True)
     found = health.examine(watch)
@@ -115,6 +117,13 @@ def _each_rail(watch: Watch, wanted: Wanted) -> Iterable[tuple[Worker, RailCount
         for rail in worker.journal.rails:
             if rail in wanted:
                 yield worker, rail
+
+
+def _all_reduces(watch: Watch) -> Iterable[tuple[str, choice.Choice]]:
+    for worker in watch.live():
+        for group in worker.journal.groups:
+            if not group.closed:
+                yield group.name, group.choice
 
 
 def _rail_as_json(worker: Worker, rail: RailCounters) -> dict[str, Any]:

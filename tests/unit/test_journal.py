@@ -19,6 +19,7 @@ from timely import timely
 from r2serve import Communicator
 from r2serve.config import Config
 from r2serve.observe import files, journal
+from r2serve.observe.choice import Choice
 from r2serve.observe.cli import command
 from r2serve.observe.trace import chrome_trace
 from r2serve.process import Process
@@ -284,7 +285,7 @@ def build(count: int, records: list[bytes], *, rails: int = 1, magic: bytes = b"
         *(3, 1, 7, 2),
         4_000,
     )
-    group = struct.pack("<32sQIIqQQQBB6x", b"tp:0", 77, 1, 2, 50, 3, 4, 5, 8, 0)
+    group = struct.pack("<32sQIIqQQQ6B2x", b"tp:0", 77, 1, 2, 50, 3, 4, 5, 8, 0, 2, 3, 4, 9)
     group += struct.pack("<27Q", 6, 60_000, 600, 1, 5, *[0] * 22) + bytes(8 * 216)
     assert (len(header), len(rail), len(group)) == (_HEADER_BYTES, _RAIL_BYTES, _GROUP_BYTES)
     return header + rail + bytes(_RAIL_BYTES) + group + b"".join(records)
@@ -338,6 +339,7 @@ def test_fields_are_read_at_the_offsets_of_the_layout() -> None:
             stalled_ns=5,
             closed=False,
             latencies={"all_reduce": journal.Latency(6, 60_000, 600, (1, 5, *[0] * 22))},
+            choice=Choice("two_shot", "loss", "loss", 9),
         )
     ]
     assert (read.label, read.heartbeat_ns, read.record_count, read.engine) == (

@@ -54,7 +54,8 @@ class Collectives:
             tensor: any shape; the same shape and dtype on all ranks.
             op: ``sum``, ``prod``, ``min``, ``max`` or ``avg`` (integers: truncated).
             out: shape and dtype of ``tensor``; may be ``tensor`` itself. Default: a new tensor.
-            algorithm: ``one_shot`` or ``two_shot`` forces an algorithm; results have the same bits.
+            algorithm: ``one_shot``, ``two_shot`` or ``two_shot_overlap`` forces an algorithm;
+                results have the same bits.
             name: the same on all ranks; with ``R2CCL_CONSENSUS=site`` compared in place of the
                 calling line. The other calls that all ranks make together take a name as well.
 

@@ -378,9 +378,10 @@ class Config:
     # Arithmetic.
     algorithm: str = core(
         "auto",
-        "All-reduce algorithm. `auto`: by size and lost bandwidth. Results have the same bits with "
-        "every choice. Must be the same on every node",
-        choices=("auto", "one_shot", "two_shot"),
+        "All-reduce algorithm. `auto`: one_shot or two_shot, by size and lost bandwidth. "
+        "`two_shot_overlap`: blocks of a large input overlap, for NICs slower than memory. Results "
+        "have the same bits with every choice. Must be the same on every node",
+        choices=("auto", "one_shot", "two_shot", "two_shot_overlap"),
     )
     consensus: str = core(
         "auto",

@@ -70,7 +70,7 @@ class Plan:
     shares: str
     """``even`` or ``uneven``."""
     blocks: int
-    """Blocks that overlap; 0 with even shares."""
+    """Blocks that overlap; 0: none."""
     reasons: tuple[str, ...]
     nodes: tuple[NodePlan, ...]
     healthy: Prediction
@@ -126,6 +126,7 @@ def make(size: int, cluster: Cluster, names: Sequence[str]) -> Plan:
     algorithm, healthy, reasons = _algorithm(size, cluster, announced)
     weights, blocks, why = _shares(size, cluster, lost, announced, algorithm)
     reasons.append(why)
+    overlapped = _even_blocks(size, cluster, algorithm)
     bandwidths = [1 - len(rails) / cluster.rails for rails in lost]
     whole = [1.0] * cluster.nodes
     parts = _parts(weights, cluster)
@@ -136,7 +137,7 @@ def make(size: int, cluster: Cluster, names: Sequence[str]) -> Plan:
         lost=tuple(names),
         algorithm=algorithm,
         shares="uneven" if weights else "even",
-        blocks=blocks,
+        blocks=blocks or overlapped,
         reasons=tuple(reasons),
         nodes=tuple(
             NodePlan(
@@ -148,9 +149,9 @@ def make(size: int, cluster: Cluster, names: Sequence[str]) -> Plan:
             )
             for node in range(cluster.nodes)
         ),
-        healthy=_predict(size, cluster, healthy, whole, [], 0),
-        even=_predict(size, cluster, algorithm, bandwidths, [], 0),
-        chosen=_predict(size, cluster, algorithm, bandwidths, weights, blocks),
+        healthy=_predict(size, cluster, healthy, whole, [], _even_blocks(size, cluster, healthy)),
+        even=_predict(size, cluster, algorithm, bandwidths, [], overlapped),
+        chosen=_predict(size, cluster, algorithm, bandwidths, weights, blocks or overlapped),
     )
 
 
@@ -226,7 +227,7 @@ def _shares(
         return [], 0, "even shares: all nodes announce the same loss"
     if not weights:
         return [], 0, "even shares: others leave most of the buffer to too few nodes"
-    if algorithm != "two_shot":
+    if algorithm == "one_shot":
         return [], 0, "shares: one_shot has none, each rank folds everything"
     ranks = cluster.nodes * cluster.ranks_per_node
     blocks = _core.overlapped_blocks(size, ranks, cluster.slot_bytes)
@@ -244,6 +245,14 @@ def _shares(
         f"uneven shares: node{slowest} lacks {len(lost[slowest])} of {cluster.rails} rails and "
         f"announces {announced[slowest]}/{_core.whole_bandwidth}",
     )
+
+
+def _even_blocks(size: int, cluster: Cluster, algorithm: str) -> int:
+    """Returns the number of blocks that overlap with even shares; 0: none."""
+    if algorithm != "two_shot_overlap":
+        return 0
+    ranks = cluster.nodes * cluster.ranks_per_node
+    return _core.overlapped_blocks(size, ranks, cluster.slot_bytes)
 
 
 def _parts(weights: Sequence[int], cluster: Cluster) -> list[float]:
@@ -274,7 +283,7 @@ def _predict(
     moved = _moved(size, cluster, algorithm, _parts(weights, cluster))
     form = max(each / (part * rate) for each, part in zip(moved, bandwidths, strict=True))
     latency_s = cluster.latency_us * 1e-6
-    if algorithm != "two_shot":
+    if algorithm == "one_shot":
         return Prediction(form + latency_s, None)
 
     def flow(count: int) -> float:

@@ -29,7 +29,7 @@ DTYPES = {
 }
 CPU = torch.device("cpu")
 OPS = {"sum": 0, "prod": 1, "min": 2, "max": 3, "avg": 4}
-ALGORITHMS = {None: 0, "auto": 0, "one_shot": 1, "two_shot": 2}
+ALGORITHMS = {None: 0, "auto": 0, "one_shot": 1, "two_shot": 2, "two_shot_overlap": 3}
 
 
 def as_tensor(array: Array) -> torch.Tensor:
@@ -159,4 +159,5 @@ def unknown_name(op: str, algorithm: str | None) -> InvalidArgumentError:
     """Returns the error for an unknown ``op`` or, if ``op`` is known, an unknown ``algorithm``."""
     if op not in OPS:
         return InvalidArgumentError(f"op: {op!r} is none of {', '.join(OPS)}")
-    return InvalidArgumentError(f"algorithm: {algorithm!r} is none of auto, one_shot, two_shot")
+    names = ", ".join(name for name in ALGORITHMS if name)
+    return InvalidArgumentError(f"algorithm: {algorithm!r} is none of {names}")

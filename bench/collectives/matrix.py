@@ -31,7 +31,7 @@ DTYPE_BYTES = {
     "int64": 8,
 }
 IMPLS = ("r2ccl", "gloo", "openmpi", "mpich", "floor")
-ALGORITHMS = ("auto", "one_shot", "two_shot")
+ALGORITHMS = ("auto", "one_shot", "two_shot", "two_shot_overlap")
 WITH_ALGORITHMS = ("all_reduce",)
 # State: number of failed rails at rank 0. In the state "slow", the first rail has little bandwidth.
 STATES = {"healthy": 0, "one-lost": 1, "two-lost": 2, "slow": 0}

@@ -48,6 +48,7 @@ std::string_view name_of(Algorithm algorithm) {
     case Algorithm::automatic: return "auto";
     case Algorithm::one_shot: return "one_shot";
     case Algorithm::two_shot: return "two_shot";
+    case Algorithm::two_shot_overlap: return "two_shot_overlap";
   }
   return "unknown";
 }

@@ -24,7 +24,7 @@ enum class Collective : std::uint8_t {
   barrier,
 };
 inline constexpr std::size_t collective_count = 9;
-enum class Algorithm : std::uint8_t { automatic, one_shot, two_shot };
+enum class Algorithm : std::uint8_t { automatic, one_shot, two_shot, two_shot_overlap };
 // How ranks compare whether their programs run the same calls: not at all, by the engine's step, or
 // by the call site as well, with a warning or an error where sites differ.  The core takes
 // `automatic` for off.

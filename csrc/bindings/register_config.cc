@@ -60,7 +60,8 @@ T value_of(const nb::handle& value) {
 template <>
 Algorithm value_of<Algorithm>(const nb::handle& value) {
   const auto name = nb::cast<std::string>(value);
-  for (const auto algorithm : {Algorithm::automatic, Algorithm::one_shot, Algorithm::two_shot})
+  for (const auto algorithm : {Algorithm::automatic, Algorithm::one_shot, Algorithm::two_shot,
+                               Algorithm::two_shot_overlap})
     if (name == name_of(algorithm)) return algorithm;
   throw nb::value_error(("algorithm: " + name).c_str());
 }

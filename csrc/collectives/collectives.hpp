@@ -49,6 +49,14 @@ Status all_reduce_two_shot(Channel& channel, const std::byte* in, std::byte* out
 Status all_reduce_two_shot_uneven(Channel& channel, const std::byte* in, std::byte* out,
                                   std::size_t count, const Reducer& reducer, const Shares& shares);
 
+// All-reduce by a chosen algorithm; automatic counts as two_shot.
+//
+// Algorithm two_shot_overlap: two_shot whose blocks overlap with even shares as well.  There are no
+// pauses between blocks, and more bytes are under way: faster if NICs are the bottleneck, slower if
+// memory is.
+Status all_reduce(Channel& channel, const std::byte* in, std::byte* out, std::size_t count,
+                  const Reducer& reducer, Algorithm algorithm, const Shares& shares);
+
 // All-gather: rank r contributes counts[r] elements.  out holds the shards of all ranks in rank
 // order; in may be the own shard of out.
 Status all_gatherv(Channel& channel, const std::byte* in, std::byte* out,

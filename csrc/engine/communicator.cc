@@ -155,9 +155,8 @@ Status Communicator::all_reduce(const std::byte* in, std::byte* out, std::size_t
   CallTag tag = flat_tag(Collective::all_reduce, dtype, op, count);
   tag.algorithm = algorithm;
   Status status = run(tag.collective, tag, bytes, [&] {
-    return choose(algorithm, bytes) == Algorithm::one_shot
-               ? all_reduce_one_shot(*channel_, in, out, count, reducer)
-               : all_reduce_two_shot_uneven(*channel_, in, out, count, reducer, channel_->shares());
+    return r2ccl::all_reduce(*channel_, in, out, count, reducer, choose(algorithm, bytes),
+                             channel_->shares());
   });
   return compare_result(std::move(status), tag, out, bytes);
 }

@@ -219,9 +219,7 @@ Status RankCall::all_reduce(const std::byte* in, std::byte* out, const Reducer& 
                                   channel_.lost_in_use());
   }
   channel_.set_algorithm(algorithm);
-  return algorithm == Algorithm::one_shot
-             ? all_reduce_one_shot(channel_, in, out, count, reducer)
-             : all_reduce_two_shot_uneven(channel_, in, out, count, reducer, channel_.shares());
+  return r2ccl::all_reduce(channel_, in, out, count, reducer, algorithm, channel_.shares());
 }
 
 // Even ranks send first and odd ranks receive first, which avoids a circular wait.  In a ring of
@@ -246,7 +244,9 @@ Call random_call(Random& random, std::uint32_t number, int ranks, std::size_t by
   call.seed = random.next();
   call.number = number;
   call.collective = collectives[random.below(collectives.size())];
-  call.algorithm = random.below(2) == 0 ? Algorithm::automatic : Algorithm::two_shot;
+  call.algorithm = Algorithm::automatic;
+  if (random.below(2) != 0)
+    call.algorithm = call.seed / 2 % 2 == 0 ? Algorithm::two_shot : Algorithm::two_shot_overlap;
   call.dtype = dtypes[random.below(dtypes.size())];
   call.op = static_cast<ReduceOp>(random.below(call.dtype == DType::boolean ? 4 : 5));
   call.root = static_cast<int>(random.below(static_cast<std::uint64_t>(ranks)));

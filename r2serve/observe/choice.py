@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-ALGORITHMS = ("", "one_shot", "two_shot")
+ALGORITHMS = ("", "one_shot", "two_shot", "two_shot_overlap")
 ALGORITHM_REASONS = ("", "given", "size", "loss")
 """``given``: by the caller or ``R2CCL_ALGORITHM``; ``loss``: size alone leads to the other one."""
 SHARES_REASONS = ("", "no_loss", "no_gain", "few_blocks", "loss")

@@ -7,6 +7,7 @@ import json
 import operator
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -282,6 +283,20 @@ def test_a_lost_rail_changes_the_algorithm() -> None:
     whole = plan.make(24 << 10, plan.Cluster(), [])
     assert whole.algorithm == "one_shot"
     assert lost.healthy == whole.healthy
+
+
+def test_overlapped_blocks_hide_their_latencies() -> None:
+    slow = plan.Cluster(latency_us=100.0)
+    plain = plan.make(64 * MIB, slow, [])
+    overlap = plan.make(64 * MIB, replace(slow, algorithm="two_shot_overlap"), [])
+    assert (plain.blocks, overlap.blocks, overlap.shares) == (0, 32, "even")
+    assert overlap.nodes == plain.nodes
+    assert overlap.chosen.form_s == plain.chosen.form_s
+    assert overlap.chosen.form_s is not None
+    assert overlap.chosen.flow_s is not None
+    assert plain.chosen.flow_s is not None
+    assert overlap.chosen.form_s < overlap.chosen.flow_s < plain.chosen.flow_s
+    assert overlap.healthy == overlap.chosen
 
 
 @pytest.mark.parametrize("lost", [[0], [0, 0, 0, 0, 0]])

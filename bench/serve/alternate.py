@@ -53,7 +53,8 @@ class Alternation:
     """An alternation between the usual state and a changed state.
 
     The changed state has a fault, or a setting, or (for A/A) neither. switch_s: duration of a
-    window. alternations: number of switches. what: the state as given by the user.
+    window. alternations: number of switches. what: the state as given by the user. usual: a setting
+    of the usual state; None: the defaults.
     """
 
     what: str
@@ -61,24 +62,29 @@ class Alternation:
     alternations: int
     fault: Fault | None = None
     setting: tuple[str, str] | None = None
+    usual: tuple[str, str] | None = None
 
     @classmethod
-    def of(cls, what: str, *, switch_s: float, alternations: int) -> Alternation:
-        """Parses the state given by the user.
+    def of(
+        cls, what: str, *, switch_s: float, alternations: int, usual: str | None = None
+    ) -> Alternation:
+        """Parses the state given by the user, and the setting of the usual state.
 
         Raises:
-            ScheduleError: ``what`` is neither ``nothing``, nor a fault, nor a setting.
+            ScheduleError: ``what`` is neither ``nothing``, nor a fault, nor a setting, or is no
+                setting although ``usual`` is given.
             ConfigError: the option of r2serve is unknown, or has an invalid value.
         """
+        if "=" in what:
+            beside = None if usual is None else _setting(usual)
+            return cls(what, switch_s, alternations, setting=_setting(what), usual=beside)
+        if usual is not None:
+            raise ScheduleError(
+                f"usual is {usual!r}, and alternate is {what!r}: alternate must be a setting, too, "
+                "because a setting needs an engine of its own"
+            )
         if what == NOTHING:
             return cls(what, switch_s, alternations)
-        name, is_setting, value = what.partition("=")
-        if is_setting:
-            known = [f"{PREFIX}{field.name.upper()}" for field in dataclasses.fields(Config)]
-            if name not in known:
-                raise ConfigError(f"{name} is no option of r2serve: `r2serve config` lists all")
-            Config.from_env({name: value})
-            return cls(what, switch_s, alternations, setting=(name, value))
         try:
             (fault,) = parse(f"at: {switch_s:g}s, {what}, for: {switch_s:g}s")
         except ValueError as error:
@@ -108,6 +114,16 @@ class Alternation:
         )
 
 
+def _setting(text: str) -> tuple[str, str]:
+    """Parses ``NAME=VALUE``. Raises ConfigError for an unknown option, or an invalid value."""
+    name, _, value = text.partition("=")
+    known = [f"{PREFIX}{field.name.upper()}" for field in dataclasses.fields(Config)]
+    if name not in known:
+        raise ConfigError(f"{name} is no option of r2serve: `r2serve config` lists all")
+    Config.from_env({name: value})
+    return name, value
+
+
 @dataclass(frozen=True)
 class AlternationOutcome:
     """Result of a run.
@@ -123,6 +139,7 @@ class AlternationOutcome:
     def as_row(self, alternation: Alternation, contender: str) -> dict[str, Any]:
         return {
             "alternate": alternation.what,
+            "usual": None if alternation.usual is None else "=".join(alternation.usual),
             "contender": contender,
             "switch_s": alternation.switch_s,
             "alternations": alternation.alternations,
@@ -152,7 +169,13 @@ def run(
     workdir.sweep()
     with workdir.work_directory(keep_logs) as work, contextlib.ExitStack() as stack:
         model = make_tiny_llama(work / "model")
-        settings = [{}] if alternation.setting is None else [{}, dict([alternation.setting])]
+        settings = [
+            dict([each])
+            for each in (alternation.usual, alternation.setting)
+            if each is not None
+        ]
+        if alternation.usual is None:
+            settings.insert(0, {})
         places = [
             stack.enter_context(
                 ContenderServer(

@@ -19,7 +19,7 @@ from rich.console import Console
 from r2serve.bench.collectives import machine
 from r2serve.bench.collectives.markdown import MarkerError
 from r2serve.bench.collectives.names import Named
-from r2serve.bench.serve import alternate, compare, plots, report, runner
+from r2serve.bench.serve import alternate, compare, plots, report, runner, worker_gaps
 from r2serve.bench.serve.alternate import Alternation
 from r2serve.bench.serve.alternation import AlternationError
 from r2serve.bench.serve.contenders import CONTENDERS
@@ -104,6 +104,12 @@ def _one_of(names: Any, default: str) -> str:
     help="Switch a state on and off under the same load, and compare. STATE is `nothing` (shows "
     "the error of the method), a fault as in --faults (`carrier_loss: rail0@node1`), or a setting "
     "(`R2CCL_FALLBACK=off`, with two engines).",
+)
+@click.option(
+    "--usual",
+    metavar="SETTING",
+    help="Setting of the usual state with --alternate (`R2CCL_CONTROL=direct`), for a comparison "
+    "of two settings.",
 )
 @click.option(
     "--alternations",
@@ -212,6 +218,7 @@ class Given:
     scenarios: tuple[str, ...]
     schedule: Path | None
     alternated: str | None
+    usual: str | None
     alternations: int
     switch_s: float
     requests: int
@@ -259,13 +266,17 @@ def _refuse_combinations(given: Given) -> None:
             raise click.UsageError(f"--alternate: --engine is {given.engine}: must be vllm")
         if len(given.contenders) != 1:
             raise click.UsageError(f"--alternate: {len(given.contenders)} contenders: must be 1")
+    elif given.usual is not None:
+        raise click.UsageError("--usual: needs --alternate, the setting to compare with")
     elif given.out is None and given.docs is not None:
         raise click.UsageError("--docs: needs --out, the directory for pictures")
 
 
 def _alternate_states(given: Given, what: str) -> None:
     try:
-        state = Alternation.of(what, switch_s=given.switch_s, alternations=given.alternations)
+        state = Alternation.of(
+            what, switch_s=given.switch_s, alternations=given.alternations, usual=given.usual
+        )
     except (ScheduleError, ConfigError) as error:
         raise click.UsageError(f"--alternate: {error}") from error
     _tell_notes(what)
@@ -289,7 +300,7 @@ def _measure(given: Given) -> None:
     except (LabUnavailableError, LoadError, ServeError) as error:
         raise click.ClickException(str(error)) from error
     verdicts = compare.verdicts(found)
-    report.show(found, verdicts)
+    report.show(found, verdicts, worker_gaps.verdicts(found))
     others = rows.tidy(found)
     if given.out is not None:
         pictures = plots.draw(found, rows.times, given.out)
@@ -298,7 +309,8 @@ def _measure(given: Given) -> None:
         if given.docs is not None:
             now = [*found, *(row for row in others if row["commit"] == about["commit"])]
             shown = _beside(given.docs, pictures)
-            report.put(found, others, compare.verdicts(now), shown, given.docs)
+            gaps = worker_gaps.verdicts(now)
+            report.put(found, others, compare.verdicts(now), shown, given.docs, gaps)
 
 
 def _run_options(given: Given) -> runner.RunOptions:

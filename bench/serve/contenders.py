@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
+from r2serve.bench.serve import worker_gaps
 from r2serve.bench.serve.networks import Multipath, Network, Plain, VirtualAddress
 from r2serve.lab.lab import Lab
 from r2serve.lab.serving.client import Load, Run
@@ -76,7 +77,8 @@ class ContenderServer:
     watch: receives the progress of a start. settings: environment variables in addition to the
     contender's. label: name of the files in ``work``; None: the contender's name. engine: see
     :class:`r2serve.lab.serving.plan.Plan`. management_rail: see
-    :class:`r2serve.lab.serving.places.LabPlace`.
+    :class:`r2serve.lab.serving.places.LabPlace`. records_steps: the engine's processes record the
+    ends of their steps, see :mod:`r2serve.bench.serve.worker_gaps`.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class ContenderServer:
         label: str | None = None,
         engine: str = "vllm",
         management_rail: int | None = None,
+        records_steps: bool = False,
     ) -> None:
         self.name = name
         self.contender = CONTENDERS[name]
@@ -108,6 +111,7 @@ class ContenderServer:
             settings={**of_rail, **self.contender.settings, **(settings or {})},
             engine=engine,
         )
+        self._records_steps = records_steps
         self._watch = watch
         # A further node runs the clients: faults strike only the serving nodes.
         self.lab = Lab(nodes=NODES + 1, rails=RAILS)
@@ -131,9 +135,15 @@ class ContenderServer:
         self.lab.close()
 
     @property
+    def records(self) -> Path:
+        """Folder of the records of the engine's steps."""
+        return self._work / f"{self.label}-records"
+
+    @property
     def command(self) -> str:
         """The started command, for repeating the run by hand."""
-        settings = self._plan.settings.items()
+        measuring = (worker_gaps.FOLDER, "PYTHONPATH")
+        settings = [each for each in self._plan.settings.items() if each[0] not in measuring]
         words = [f"{name}={Path(value).name}" for name, value in settings]  # files without folder
         words.append(f"{self._plan.engine} serve tiny-llama --tensor-parallel-size 2 --nnodes 2")
         if self.contender.r2ccl:
@@ -160,7 +170,10 @@ class ContenderServer:
         self._rail = 0
         if self.starts == 0:
             of_network = self.contender.network.build(self.lab, self._work)
-            self._plan = replace(self._plan, settings={**self._plan.settings, **of_network})
+            of_steps = worker_gaps.variables(self.records) if self._records_steps else {}
+            self._plan = replace(
+                self._plan, settings={**self._plan.settings, **of_network, **of_steps}
+            )
         started = self._start(self._plan)
         try:
             # The first requests compile kernels.

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from r2serve.bench.collectives.markdown import MarkerError
 from r2serve.bench.serve.compare import TargetResult
+from r2serve.bench.serve.worker_gaps import GapResult
 
 Row = Mapping[str, Any]
 
@@ -57,7 +58,9 @@ def _agreement(impact: Mapping[str, Any]) -> str:
     return said if jitter is None else f"{said} (±{jitter:.0f} ms)"
 
 
-def show(rows: Sequence[Row], verdicts: Sequence[TargetResult]) -> None:
+def show(
+    rows: Sequence[Row], verdicts: Sequence[TargetResult], gaps: Sequence[GapResult] = ()
+) -> None:
     """Prints a line per run, the reasons for missing runs, and the verdicts.
 
     The table has at least WIDTH columns, even on a narrower terminal or in a log.
@@ -80,6 +83,8 @@ def show(rows: Sequence[Row], verdicts: Sequence[TargetResult]) -> None:
             console.print(said, highlight=False, markup=False)
     for verdict in verdicts:
         console.print(_sentence(verdict), highlight=False)
+    for gap in gaps:
+        console.print(str(gap), highlight=False)
 
 
 def write_page(
@@ -123,10 +128,12 @@ def put(
     verdicts: Sequence[TargetResult],
     pictures: Mapping[str, Path],
     page: Path,
+    gaps: Sequence[GapResult] = (),
 ) -> None:
     """Replaces the text between the markers of ``page``. Raises MarkerError without markers.
 
-    others: rows of other invocations; rows of another commit are marked as stale.
+    others: rows of other invocations; rows of another commit are marked as stale. gaps: results
+    of the gaps in the workers.
     """
     above, below = split(page)
     parts = [_where(rows[-1]), _table(rows)]
@@ -138,16 +145,17 @@ def put(
                 for row in missing
             )
         )
-    if verdicts:
-        parts.append("\n".join(f"- {_sentence(verdict)}" for verdict in verdicts))
+    said = [*map(_sentence, verdicts), *map(str, gaps)]
+    if said:
+        parts.append("\n".join(f"- {each}" for each in said))
     for title, picture in pictures.items():
         parts.append(f"![{title}]({picture.name})")
     commit = rows[-1]["commit"]
     for command in dict.fromkeys((row["commit"], row["command"]) for row in others):
         theirs = [row for row in others if (row["commit"], row["command"]) == command]
         at = f"measured at commit `{command[0]}`, {theirs[-1]['date']}, by `{command[1]}`"
-        said = f"Also {at}" if command[0] == commit else f"**Stale**: {at}"
-        parts.append(f"{said}\n\n{_table(theirs)}")
+        which = f"Also {at}" if command[0] == commit else f"**Stale**: {at}"
+        parts.append(f"{which}\n\n{_table(theirs)}")
     page.write_text("\n\n".join([above + BEGIN, *parts, END + below]), encoding="utf-8")
 
 

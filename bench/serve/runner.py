@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from r2serve.bench.serve import impact, rounds
+from r2serve.bench.serve import impact, rounds, worker_gaps
 from r2serve.bench.serve.contenders import ContenderServer, how_far
 from r2serve.bench.serve.outcome import Goal, describe
 from r2serve.bench.serve.scenarios import MANAGEMENT_RAIL, line_of
@@ -154,6 +154,7 @@ def _place(
         label=name if rail is None else f"{name}-on-rail{rail}",
         engine=options.engine,
         management_rail=rail,
+        records_steps=True,
     )
 
 
@@ -196,6 +197,7 @@ class _Bench:
         ) as play:
             result = place.finish(load, self._options.patience_s, self._progress.detail)
         row = describe(result, reference, self._options.goal)
+        row["worker_gaps"] = _worker_gaps(place, result)
         row["faults"] = [_fault(struck, result) for struck in play.played]
         row["serves"] = place.command
         row["restarts"] = place.restarts
@@ -240,6 +242,15 @@ class _Bench:
             "partly_known": impact.partly_known(held, result),
             "jitter_ms": rounds.jitter_ms(reference),
         }
+
+
+def _worker_gaps(place: ContenderServer, result: Run) -> dict[str, Any] | None:
+    """Returns the gaps in the engine's processes from the first request to the last token."""
+    sent = [request.sent_ns for request in result.requests if request.sent_ns]
+    times = [request.times_ns[-1] for request in result.requests if request.times_ns]
+    if not sent or not times:
+        return None
+    return worker_gaps.measured(place.records, min(sent), max(times))
 
 
 def _fault(struck: Played, result: Run) -> dict[str, Any]:

@@ -145,6 +145,12 @@ def test_a_state_is_nothing_a_fault_or_a_setting() -> None:
     assert {(each.kind, each.rail, each.node) for each in cut.faults()} == {("carrier_loss", 0, 1)}
     setting = Alternation.of("R2CCL_FALLBACK=off", switch_s=5, alternations=4)
     assert setting.setting == ("R2CCL_FALLBACK", "off")
+    assert setting.usual is None
+    both = Alternation.of(
+        "R2CCL_CONTROL=rails", switch_s=5, alternations=4, usual="R2CCL_CONTROL=direct"
+    )
+    assert both.usual == ("R2CCL_CONTROL", "direct")
+    assert both.setting == ("R2CCL_CONTROL", "rails")
 
 
 @pytest.mark.parametrize(
@@ -155,6 +161,9 @@ def test_a_state_is_nothing_a_fault_or_a_setting() -> None:
         (["--alternate", "R2CCL_FALLBACK=maybe"], "must be"),
         (["--alternate", "R2CCL_FALBACK=off"], "no option of r2serve"),
         (["--alternate", "nothing", "--rate", "2"], "without --url, --scenario"),
+        (["--alternate", "nothing", "--usual", "R2CCL_FALLBACK=off"], "must be a setting, too"),
+        (["--alternate", "R2CCL_FALLBACK=on", "--usual", "R2CCL_FALBACK=off"], "no option"),
+        (["--usual", "R2CCL_CONTROL=direct"], "--usual: needs --alternate"),
         (["--alternate", "nothing", "--contender", "gloo", "--contender", "r2ccl"], "must be 1"),
         (["--alternate", "nothing", "--switch-s", "0.5"], "switch-s"),
     ],

@@ -13,7 +13,10 @@ from r2serve.cli.main import LazyCommand, LazyGroup
 
 LAZY = {
     "serve": LazyCommand(
-        "r2serve.bench.serve.cli", "Measure the cost of rail faults to requests.", "demo"
+        "r2serve.bench.serve.cli", "Measure the cost of rail faults to requests.", "vllm"
+    ),
+    "control": LazyCommand(
+        "r2serve.bench.control.cli", "Measure relays without an engine.", "vllm"
     ),
     "kernels": LazyCommand(
         "r2serve.bench.kernels.cli", "Measure the Triton kernels on a GPU.", "kernels", "kernels"

@@ -202,5 +202,6 @@ R2SERVE: dict[str, tuple[str, ...]] = {
         "bench/collectives",
         "demo",
     ),
+    "bench/control": ("lab", "terminal", "relay", "lab/serving", "bench/collectives"),
     "demo/hour": ("lab", "terminal", "observe", "lab/serving", "demo"),
 }

@@ -8,78 +8,49 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
+import served_stage
+from served_stage import SILENCE_S, STREAMS, a_stage, tokens_of
 from timely import ended, timely
 
 from r2serve.engines.children import EXIT_STATUS
-from r2serve.lab.holder import LabUnavailableError
-from r2serve.lab.injector import LabInjector
-from r2serve.lab.lab import Lab
-from r2serve.lab.serving.client import Load, Run
-from r2serve.lab.serving.model import make_tiny_llama, prompts
-from r2serve.lab.serving.places import LabPlace
-from r2serve.lab.serving.plan import Plan
-from r2serve.lab.serving.serve import Server
+from r2serve.lab.serving.client import Load
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
-STREAMS, TOKENS = 4, 600
-SILENCE_S = 120.0
+PORTS = range(40000, 40100)
+"""Ports of all listeners of r2serve between nodes."""
+SETTINGS = {"R2CCL_CONTROL": "rails", "R2CCL_PORTS": f"{PORTS[0]}-{PORTS[-1]}"}
 
 
 class Stage:
-    """A lab with a served model."""
+    """A stage with a served model."""
 
-    def __init__(self, lab: Lab, work: Path) -> None:
-        self.lab, self.work = lab, work
-        self.texts = prompts(STREAMS)
-        self.injector = LabInjector(lab)
-        plan = Plan(
-            "rails",
-            make_tiny_llama(work / "model"),
-            r2ccl=True,
-            lab=True,
-            work=work,
-            max_requests=STREAMS,
-            settings={"R2CCL_CONTROL": "rails"},
-        )
-        self.server = Server(plan, [LabPlace(node) for node in lab.nodes])
+    def __init__(self, stage: served_stage.Stage) -> None:
+        self._stage = stage
+        self.lab, self.work, self.injector = stage.lab, stage.work, stage.injector
+        self.server = stage.server(label="rails", settings=SETTINGS)
 
     def load(self, label: str) -> Load:
-        path = self.work / f"{label}.json"
-        return Load(self.server.client, self.server.url, self.texts, TOKENS, path)
+        return self._stage.load(self.server, label)
 
     def run(self, label: str) -> list[tuple[int, ...]]:
-        return tokens_of(self.load(label).finish(SILENCE_S, self.server.check_alive))
+        return tokens_of(self._stage.run(self.server, label))
 
     def log(self, node: int) -> str:
         return self.server.log_path(node).read_text(errors="replace")
 
 
-def tokens_of(run: Run) -> list[tuple[int, ...]]:
-    """Returns the tokens of each request, none of which may fail."""
-    assert run.failed == 0, [request.error for request in run.requests]
-    return [request.token_ids for request in run.requests]
-
-
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Stage]:
-    with ExitStack() as stack:
-        # Sockets of the engine have long names, so the folder has a short one.
-        work = Path(stack.enter_context(TemporaryDirectory(prefix="r2s-")))
-        try:
-            lab = stack.enter_context(Lab(nodes=2, rails=2))
-        except LabUnavailableError as error:
-            pytest.skip(f"no lab on this machine: {error}")
-        made = Stage(lab, work)
-        stack.enter_context(made.server)
-        made.server.wait_until_ready(lambda _: None)
-        yield made
+    with a_stage("vllm") as made:
+        served = Stage(made)
+        with served.server:
+            served.server.wait_until_ready(lambda _: None)
+            yield served
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +64,18 @@ def test_connections_between_nodes_use_virtual_addresses(stage: Stage) -> None:
         assert re.search(rf"relay of node {node} of 2: .* at 127\.\d+\.\d+\.{node + 1},", log), log
         assert re.search(r"distributed_init_method=tcp://127\.\d+\.\d+\.1:29500 ", log), log
     assert re.search(r"mq_connect_ip=127\.\d+\.\d+\.1 ", stage.log(0))
+
+
+def test_only_r2serve_has_connections_between_the_nodes(
+    stage: Stage, undisturbed: list[tuple[int, ...]]
+) -> None:
+    """The engine's own connections end at addresses of 127.0.0.0/8."""
+    for node in stage.lab.nodes:
+        lines = node.run("ss", "--no-header", "--tcp", "--numeric", "--processes")
+        between = [line for line in lines.splitlines() if line.split()[4].startswith("10.77.")]
+        strange = [line for line in between if not ports_of(line) & set(PORTS)]
+        assert len(between) > 0
+        assert strange == []
 
 
 def test_the_management_nic_goes_for_good_in_mid_decode(
@@ -144,6 +127,11 @@ def test_a_killed_relay_ends_both_nodes_with_the_typed_error(stage: Stage) -> No
     load.stop()
     assert load.result(timeout_s=30).completed == 0
     timely(lambda: max(took_s) < 3.0, f"the nodes ended after {took_s} s", 0)
+
+
+def ports_of(line: str) -> set[int]:
+    """Returns both ports of a connection, as a line of `ss` has them."""
+    return {int(word.rpartition(":")[2]) for word in line.split()[3:5]}
 
 
 def relays(folder: Path, node: int) -> list[psutil.Process]:

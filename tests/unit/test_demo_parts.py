@@ -24,12 +24,12 @@ from aiohttp import web
 
 from r2serve.demo.flow import tokens_for
 from r2serve.lab.nodes import Node
-from r2serve.lab.serving import load, workdir
+from r2serve.lab.serving import load, vllm, workdir
 from r2serve.lab.serving.client import Load, LoadError, Run
 from r2serve.lab.serving.model import TinyLlama, make_tiny_llama, prompts
 from r2serve.lab.serving.places import LabPlace, LocalPlace, free_port
 from r2serve.lab.serving.plan import MAX_MODEL_LEN, Plan
-from r2serve.lab.serving.serve import environment, first_error
+from r2serve.lab.serving.serve import Server, environment, first_error
 
 pytestmark = pytest.mark.slow
 
@@ -104,6 +104,36 @@ def test_the_control_traffic_of_vllm_takes_the_path_that_users_get(
     assert "R2CCL_CONTROL" not in environment(plan, LocalPlace(), 0)
     direct = replace(plan, settings={"R2CCL_CONTROL": "direct"})
     assert environment(direct, LocalPlace(), 0)["R2CCL_CONTROL"] == "direct"
+
+
+def test_engines_side_by_side_have_the_options_of_data_parallelism(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm, "command", lambda name: name)
+    places = [LabPlace(Node(index, 2, cast("Any", None), False)) for index in (0, 1)]
+    plan = Plan("x", tmp_path, True, True, tmp_path, 8, tensor_parallel=1, data_parallel=4)
+    head, other = (vllm.arguments(plan, places, index, "h", 8000, 29500) for index in (0, 1))
+    shared = ["--data-parallel-size", "4", "--data-parallel-size-local", "2"]
+    shared += ["--data-parallel-address", "10.77.0.1", "--data-parallel-rpc-port", "29500"]
+    assert head[-len(shared) :] == shared
+    assert other[-len(shared) - 3 :] == [
+        *shared,
+        "--headless",
+        "--data-parallel-start-rank",
+        "2",
+    ]
+    assert not {"--nnodes", "--master-addr"} & {*head, *other}
+    compiled = vllm.arguments(replace(plan, eager=False), places, 0, "h", 8000, 29500)
+    assert "--enforce-eager" in head
+    assert "--enforce-eager" not in compiled
+
+
+def test_servers_of_the_same_nodes_have_ports_of_their_own(tmp_path: Path) -> None:
+    node = LabPlace(Node(0, 2, cast("Any", None), False))
+    plan = Plan("x", tmp_path, True, True, tmp_path, 8)
+    first, second = (Server(replace(plan, job=job), [node]) for job in (0, 1))
+    assert first.url != second.url
+    assert first._master_port != second._master_port
 
 
 def test_a_node_without_a_management_nic_has_the_address_of_a_rail() -> None:

@@ -26,7 +26,9 @@ class Plan:
     machine, where each rank is a node. tensor_parallel, pipeline_parallel: their product is the
     number of ranks, a multiple of the number of places. settings: further environment variables.
     gpu: all ranks share a GPU and decode with captured graphs. engine: a key of ``ENGINES`` in
-    serve.py.
+    serve.py. data_parallel: engines of vLLM, the same number on every place; more than 1 needs
+    tensor_parallel and pipeline_parallel of one place. eager: without a compiler, on CPUs. job:
+    number of the server among those of the same places, which have ports of their own.
     """
 
     label: str
@@ -40,6 +42,9 @@ class Plan:
     settings: Mapping[str, str] = field(default_factory=dict)
     gpu: bool = False
     engine: str = "vllm"
+    data_parallel: int = 1
+    eager: bool = True
+    job: int = 0
 
 
 def command(name: str) -> str:

@@ -33,6 +33,10 @@ RUN_TIMEOUT_S = 150.0
 STEP_TOKENS = 200
 # Fixed ports are always free in a lab: each node has a private network namespace.
 LAB_API_PORT, LAB_MASTER_PORT = 8000, 29500
+# Distance of the ports of two servers of the same nodes.
+PORTS_OF_A_JOB = 100
+# A compiler takes minutes on a machine with few cores.
+COMPILING = 3
 
 # Last line of a traceback, with or without the engine's log prefix.
 _ERROR_LINE = re.compile(r"^(?:.*\] )?([\w.]*(?:Error|Exception): .*)$", re.MULTILINE)
@@ -78,8 +82,9 @@ class Server:
         self._places = places
         self._processes: list[subprocess.Popen[bytes]] = []
         local = isinstance(places[0], LocalPlace)
-        self.port = free_port("127.0.0.1") if local else LAB_API_PORT
-        self._master_port = free_port("127.0.0.1") if local else LAB_MASTER_PORT
+        beyond = plan.job * PORTS_OF_A_JOB
+        self.port = free_port("127.0.0.1") if local else LAB_API_PORT + beyond
+        self._master_port = free_port("127.0.0.1") if local else LAB_MASTER_PORT + beyond
         self._host = "127.0.0.1" if client is None else places[0].address
         self.url = f"http://{self._host}:{self.port}"
 
@@ -137,7 +142,7 @@ class Server:
         Raises ServeError if a node's process ends, or after the engine's START_TIMEOUT_S.
         """
         started = time.monotonic()
-        limit_s = ENGINES[self.plan.engine].START_TIMEOUT_S
+        limit_s = ENGINES[self.plan.engine].START_TIMEOUT_S * (1 if self.plan.eager else COMPILING)
         waiter = wait_until_healthy(self.client, self.url, limit_s)
         while waiter.poll() is None:
             self.check_alive()

@@ -35,15 +35,32 @@ def arguments(
     argv += ["--tensor-parallel-size", str(plan.tensor_parallel)]
     argv += ["--pipeline-parallel-size", str(plan.pipeline_parallel)]
     argv += ["--dtype", "float32"]
-    argv += ["--gpu-memory-utilization", GPU_SHARE] if plan.gpu else ["--enforce-eager"]
+    argv += ["--gpu-memory-utilization", GPU_SHARE] if plan.gpu else []
+    argv += ["--enforce-eager"] if plan.eager and not plan.gpu else []
     argv += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(plan.max_requests)]
     # Prefix caching would change the first step of repeated prompts.
     argv += ["--no-enable-prefix-caching", "--disable-uvicorn-access-log"]
     argv += ["--host", host, "--port", str(port)]
     if plan.r2ccl:
         argv += ["--distributed-backend", "r2ccl"]
-    if len(places) > 1:
+    if plan.data_parallel > 1:
+        argv += _data_parallel(plan, places, index, master_port)
+    elif len(places) > 1:
         argv += ["--nnodes", str(len(places)), "--node-rank", str(index)]
         argv += ["--master-addr", places[0].address, "--master-port", str(master_port)]
         argv += ["--headless"] if index else []
+    return argv
+
+
+def _data_parallel(
+    plan: Plan, places: Sequence[Place], index: int, rpc_port: int
+) -> list[str]:
+    """Returns the options of engines that run side by side, some on each place."""
+    here = plan.data_parallel // len(places)
+    argv = ["--data-parallel-size", str(plan.data_parallel)]
+    argv += ["--data-parallel-size-local", str(here)]
+    argv += ["--data-parallel-address", places[0].address]
+    argv += ["--data-parallel-rpc-port", str(rpc_port)]
+    if index:
+        argv += ["--headless", "--data-parallel-start-rank", str(index * here)]
     return argv

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sglang_stage import Stage, tokens_of
+from served_stage import Stage, tokens_of
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 def test_a_black_hole_changes_no_token(
     stage: Stage, tensor: int, pipeline: int, groups: set[str]
 ) -> None:
-    with stage.server(r2ccl=True, tensor=tensor, pipeline=pipeline) as server:
+    with stage.server(tensor_parallel=tensor, pipeline_parallel=pipeline) as server:
         server.wait_until_ready(lambda _: None)
         reference = tokens_of(stage.run(server, "undisturbed"))
         struck = stage.struck_run(server, "struck", "black_hole", 0, 0)

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from sglang_stage import SILENCE_S, STREAMS, TOKENS, Stage, tokens_of
+from served_stage import SILENCE_S, STREAMS, TOKENS, Stage, tokens_of
 from timely import timely
 
-from r2serve.lab.serving.client import Load
 from r2serve.lab.serving.journals import Journals
 from r2serve.lab.serving.serve import Server
 from r2serve.observe.requests import Requests
@@ -40,7 +39,7 @@ def reference(stage: Stage) -> list[tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def server(stage: Stage, reference: list[tuple[int, ...]]) -> Iterator[Server]:
-    with stage.server(r2ccl=True) as made:
+    with stage.server() as made:
         made.wait_until_ready(lambda _: None)
         yield made
 
@@ -101,7 +100,7 @@ def test_requests_have_timings_and_the_engine_a_label(stage: Stage, server: Serv
 
 
 def test_a_killed_scheduler_ends_both_nodes_with_the_reason(stage: Stage, server: Server) -> None:
-    load = Load(server.client, server.url, stage.texts, TOKENS, stage.work / "killed.json")
+    load = stage.load(server, "killed")
     load.wait_for_tokens(STREAMS * 16, SILENCE_S)
     [victim] = schedulers(stage.work, rank=1)
     os.kill(victim.pid, signal.SIGKILL)

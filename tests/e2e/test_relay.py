@@ -107,20 +107,27 @@ def start() -> Iterator[Start]:
         yield made
 
 
-def start_relay(lab: Lab, start: Start, node: int, env: dict[str, str] | None = None) -> Talker:
+def start_relay(
+    lab: Lab,
+    start: Start,
+    node: int,
+    env: dict[str, str] | None = None,
+    as_user: Sequence[str] = (),
+) -> Talker:
     arguments = ["--nodes", "2", "--master", "10.77.0.1", "--port", "29500"]
-    command = [str(R2SERVE), "relay", "--node", str(node), *arguments]
+    command = [*as_user, str(R2SERVE), "relay", "--node", str(node), *arguments]
     return start(lab.nodes[node], *command, env=env)
 
 
-def start_jobs(lab: Lab, start: Start) -> list[Talker]:
-    """Starts a torch job behind relays: a rank on each node."""
+def start_jobs(lab: Lab, start: Start, *launcher: str) -> list[Talker]:
+    """Starts a torch job behind relays: a rank on each node, or ranks of a launcher."""
     jobs = []
     for node in (0, 1):
         arguments = ["--nodes", "2", "--master", "10.77.0.1", "--port", "29500"]
-        command = [str(R2SERVE), "relay", "--node", str(node), *arguments]
+        command = [str(R2SERVE), "relay", "--node", str(node), *arguments, "--", sys.executable]
+        command += [word.replace("{node}", str(node)) for word in launcher]
         env = {"RANK": str(node), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-        jobs.append(start(lab.nodes[node], *command, "--", sys.executable, str(TORCH), env=env))
+        jobs.append(start(lab.nodes[node], *command, str(TORCH), env=env))
     return jobs
 
 
@@ -128,12 +135,20 @@ def start_relays(lab: Lab, start: Start) -> list[Talker]:
     return [start_relay(lab, start, node) for node in (0, 1)]
 
 
-def start_talk(lab: Lab, start: Start, prefix: str, echo_at: int = 0, ask_at: int = 1) -> Talker:
+def start_talk(
+    lab: Lab,
+    start: Start,
+    prefix: str,
+    echo_at: int = 0,
+    ask_at: int = 1,
+    as_user: Sequence[str] = (),
+) -> Talker:
     """Returns the asking side."""
-    echo = start(lab.nodes[echo_at], sys.executable, str(TALK), "serve", prefix, str(echo_at))
+    program = [*as_user, sys.executable, str(TALK)]
+    echo = start(lab.nodes[echo_at], *program, "serve", prefix, str(echo_at))
     port = echo.hear("port")["port"]
     address = f"{prefix.removesuffix('.0')}.{echo_at + 1}"
-    return start(lab.nodes[ask_at], sys.executable, str(TALK), "ask", address, str(port))
+    return start(lab.nodes[ask_at], *program, "ask", address, str(port))
 
 
 @pytest.fixture
@@ -172,6 +187,27 @@ def test_a_filter_that_rejects_everything_is_an_outage(pair: Lab, start: Start) 
         time.sleep(4.0)
     asking.go_on(2)
     assert [relay.process.poll() for relay in relays] == [None, None]
+
+
+NOBODY = ["--reuid", "65534", "--regid", "65534", "--clear-groups"]
+NO_RIGHTS = ["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
+
+
+@pytest.mark.long
+def test_relays_need_no_rights(pair: Lab, start: Start) -> None:
+    """All processes run as `nobody` without capabilities."""
+    rights = ["setpriv", *NOBODY, *NO_RIGHTS]
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    can_read = [*rights, sys.executable, "-c", "import r2serve._core"]
+    if subprocess.run(can_read, check=False).returncode:
+        pytest.skip("`nobody` may not read this checkout")
+    relays = [start_relay(pair, start, node, as_user=rights) for node in (0, 1)]
+    ready = [relay.hear("prefix") for relay in relays]
+    talk = start_talk(pair, start, ready[0]["prefix"], as_user=rights)
+    talk.go_on(1)
+    pair.cut(0, None)
+    talk.go_on(2)
 
 
 def test_a_start_without_the_management_nic(pair: Lab, start: Start) -> None:
@@ -256,14 +292,35 @@ def test_a_torch_job_survives_the_loss_of_the_management_nic(
     pair: Lab, start: Start, show: Callable[[str], None]
 ) -> None:
     """Stores and gloo groups of `r2serve relay -- COMMAND`, over all NICs but one."""
-    jobs = start_jobs(pair, start)
+    survive_two_nics(pair, start_jobs(pair, start), show)
+
+
+TORCHRUN = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
+STATIC = ["--node-rank", "{node}", "--master-addr", "{master}", "--master-port", "29500"]
+C10D = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "{master}:29500", "--rdzv-id", "1"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "rendezvous", [STATIC, [*C10D, "--local-addr", "{address}"]], ids=["static", "c10d"]
+)
+def test_torchrun_survives_the_loss_of_the_management_nic(
+    pair: Lab, start: Start, show: Callable[[str], None], rendezvous: list[str]
+) -> None:
+    """Two ranks on each node; the stores of torchrun's agents are carried, too."""
+    survive_two_nics(pair, start_jobs(pair, start, *TORCHRUN, *rendezvous), show)
+
+
+def survive_two_nics(lab: Lab, jobs: Sequence[Talker], show: Callable[[str], None]) -> None:
+    """The management NIC goes for good, and a rail becomes a black hole for a while."""
     jobs[0].go_on(2)
-    pair.cut(0, None)
+    lab.cut(0, None)
     jobs[0].go_on(2)
-    pair.black_hole(1, 0)
+    lab.black_hole(1, 0)
     jobs[0].go_on(2)
-    pair.heal(1, 0)
-    jobs[0].say("end")
+    lab.heal(1, 0)
+    for job in jobs:
+        job.say("end")  # rank 0 listens, on any node
     for job in jobs:
         end = job.hear("end")
         show(f"{end['end']} rounds, the worst took {end['worst_ms']} ms")

@@ -50,6 +50,24 @@ def line_of(fault: Fault) -> str:
     return f"at: {fault.at_s:g}s, {fault.kind}: {where}@node{fault.node}{lasts}"
 
 
+def _twenty_faults() -> str:
+    """Returns five faults four times, with 1.5 s between two; rails of both nodes take turns.
+
+    Clients reach node 0 over its management NIC, so the one of node 1 is lost.
+    """
+    five = (
+        ("carrier_loss", "rail0"),
+        ("black_hole", "rail1"),
+        ("carrier_loss", "mgmt"),
+        ("reset", "rail0"),
+        ("one_way_loss_to", "rail1"),
+    )
+    return "\n".join(
+        f"at: {3 * turn + 3}s, {kind}: {where}@node{1 if where == 'mgmt' else turn % 2}, for: 1.5s"
+        for turn, (kind, where) in enumerate(4 * five)
+    )
+
+
 SCENARIOS = {
     "healthy": "",
     "carrier-loss": "at: 4s, carrier_loss: used@node1, for: 8s",
@@ -67,6 +85,7 @@ SCENARIOS = {
     "mgmt-reset": "at: 4s, reset: mgmt@node1, for: 1s\nat: 7s, address_loss: mgmt@node1, for: 4s",
     "mgmt-then-rail": "at: 4s, carrier_loss: mgmt@node1\nat: 7s, carrier_loss: used@node0, for: 4s",
     "mgmt-is-rail0": "at: 4s, carrier_loss: rail0@node1",
+    "twenty-faults": _twenty_faults(),
     "permanent": "at: 0s, carrier_loss: rail0@node1",
 }
 

@@ -87,6 +87,15 @@ def test_every_scenario_is_a_schedule_that_reads_back() -> None:
         assert parse("\n".join(map(line_of, faults))) == faults
 
 
+def test_the_clients_keep_their_way_to_node_0() -> None:
+    faults = scenarios.scenario("twenty-faults")
+    assert len(faults) == 20
+    assert {(each.node, each.rail) for each in faults} == {
+        *((node, rail) for node in (0, 1) for rail in (0, 1)),
+        (1, Aim.MANAGEMENT),
+    }
+
+
 def test_a_schedule_is_read() -> None:
     text = (
         "# two\nat: 12s, cut: rail0@node1, for: 8s\n\n  for: 500ms, black_hole: used@node0, at: 1.5"

@@ -36,7 +36,7 @@ CORE := $(shell find csrc -name '*.cc' -o -name '*.hpp' -o -name '*.cu')
 FORMATTED := $(shell find csrc tests bench -name '*.cc' -o -name '*.hpp')
 
 PHONY_NATIVE := $(foreach variant,plain asan tsan,native-$(variant) native-$(variant)-long)
-.PHONY: $(PHONY_NATIVE) native-quick ahead-asan ahead-tsan lint-quick quick help setup setup-sglang demo demo-sglang test gate cases test-native test-long test-guest netplugin test-netplugin bench-netplugin coverage mutations compare gpu-check gpu-check-vllm gpu-kit model fuzz bench lint lint-all lint-python lint-format lint-cpp lint-changed docs clean
+.PHONY: $(PHONY_NATIVE) native-quick ahead-asan ahead-tsan lint-quick quick help setup setup-sglang demo demo-sglang test gate cases test-native test-long test-guest netplugin test-netplugin bench-netplugin coverage mutations compare gpu-check gpu-check-vllm gpu-kit model fuzz bench bench-relay bench-sglang lint lint-all lint-python lint-format lint-cpp lint-changed docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -75,6 +75,28 @@ ifdef FULL
 	$(BENCH) stalls --resume --json bench/results/stalls.json
 	$(BENCH) baseline --check
 endif
+
+# Numbers of the relay: in a lab, then with vLLM. WITH= names the contenders.
+WITH ?= r2ccl mptcp
+MGMT_SCENARIOS := $(addprefix --scenario ,healthy $(addprefix mgmt-,carrier-loss gone black-hole flap reset then-rail))
+RAIL0_SCENARIOS := $(addprefix --scenario ,healthy-on-rail0 mgmt-is-rail0)
+RELAY_RUNS = $(BENCH_SERVE) --requests 60 --pairs 5 $(addprefix --contender ,$(WITH))
+bench-relay: setup $(STAMPS)/system-bench ## measure relays: in a lab, with vLLM while the management NIC fails, and their cost
+	$(BENCH) control --json bench/results/control.jsonl
+	$(RELAY_RUNS) --label relay --out build/bench-relay $(MGMT_SCENARIOS)
+	$(RELAY_RUNS) --label relay-rail0 --out build/bench-relay-rail0 $(RAIL0_SCENARIOS)
+	$(BENCH) serve --json bench/results/alternate.jsonl \
+		--alternate R2CCL_CONTROL=rails --usual R2CCL_CONTROL=direct
+
+# The commands of SGLang come first in PATH; the benchmark itself is in vLLM's environment.
+SGLANG_SCENARIOS := $(addprefix --scenario ,healthy carrier-loss black-hole mgmt-carrier-loss mgmt-gone permanent)
+SGLANG_SERVE = PATH=$(CURDIR)/$(SGLANG_VENV)/bin:$$PATH $(BENCH) serve --engine sglang \
+	--json bench/results/serve.jsonl
+bench-sglang: setup setup-sglang $(STAMPS)/system-bench ## measure SGLang with r2ccl and gloo while NICs fail
+	$(SGLANG_SERVE) --rate 1 --requests 30 --pairs 5 --out build/bench-sglang \
+		--contender r2ccl --contender gloo $(SGLANG_SCENARIOS)
+	$(SGLANG_SERVE) --label sglang-faults --out build/bench-sglang-faults --requests 8 --concurrency 8 \
+		--output-tokens 1000 --sigma 0 --scenario twenty-faults
 
 FEW := $(addprefix --contender ,r2ccl gloo) $(addprefix --scenario ,healthy carrier-loss black-hole)
 ALL_CONTENDERS := $(addprefix --contender ,r2ccl gloo ecmp mptcp restart)

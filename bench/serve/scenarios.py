@@ -84,12 +84,13 @@ SCENARIOS = {
     "mgmt-flap": "at: 4s, flap: mgmt@node1, for: 8s",
     "mgmt-reset": "at: 4s, reset: mgmt@node1, for: 1s\nat: 7s, address_loss: mgmt@node1, for: 4s",
     "mgmt-then-rail": "at: 4s, carrier_loss: mgmt@node1\nat: 7s, carrier_loss: used@node0, for: 4s",
+    "healthy-on-rail0": "",
     "mgmt-is-rail0": "at: 4s, carrier_loss: rail0@node1",
     "twenty-faults": _twenty_faults(),
     "permanent": "at: 0s, carrier_loss: rail0@node1",
 }
 
-MANAGEMENT_RAIL = {"mgmt-is-rail0": 0}
+MANAGEMENT_RAIL = {"healthy-on-rail0": 0, "mgmt-is-rail0": 0}
 """Scenarios on nodes without a management NIC: control traffic uses the address of this rail."""
 
 _OLD_NAMES = {

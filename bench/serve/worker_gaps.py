@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from r2serve.bench.serve.step_recorder import FOLDER, RECORD
 Row = Mapping[str, Any]
 
 HEALTHY = "healthy"
+HEALTHY_OF = {"mgmt-is-rail0": "healthy-on-rail0"}
+"""Scenario without faults on the same nodes, where the nodes differ from those of ``healthy``."""
 MARGIN_MS = {
     "carrier-loss": 60.0,
     "black-hole": 60.0,
@@ -110,10 +113,13 @@ def verdicts(rows: Sequence[Row]) -> list[GapResult]:
     known = [row for row in rows if row.get("worker_gaps")]
     for about in dict.fromkeys((row["label"], row["contender"]) for row in known):
         mine = [row for row in known if (row["label"], row["contender"]) == about]
-        healthy = [row for row in mine if row["scenario"] == HEALTHY]
-        for scenario in dict.fromkeys(row["scenario"] for row in mine):
-            if scenario in MARGIN_MS and healthy:
-                struck = [row for row in mine if row["scenario"] == scenario]
+        by_scenario: dict[str, list[Row]] = defaultdict(list)
+        for row in mine:
+            by_scenario[row["scenario"]].append(row)
+        for scenario in MARGIN_MS:
+            struck = by_scenario.get(scenario)
+            healthy = by_scenario.get(HEALTHY_OF.get(scenario, HEALTHY))
+            if struck and healthy:
                 found.append(_judge(scenario, about[1], struck, healthy))
     return found
 

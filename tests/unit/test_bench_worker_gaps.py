@@ -131,3 +131,7 @@ def test_the_median_of_runs_is_judged(struck: list[dict[str, Any]], said: str) -
 def test_without_a_healthy_run_or_a_limit_there_is_no_verdict() -> None:
     assert worker_gaps.verdicts(runs("mgmt-gone", 1, 1)) == []
     assert worker_gaps.verdicts([*runs("slow", 1), *runs("healthy", 1)]) == []
+    on_rail = runs("mgmt-is-rail0", 1)
+    assert worker_gaps.verdicts([*on_rail, *runs("healthy", 1)]) == []
+    [found] = worker_gaps.verdicts([*on_rail, *runs("healthy-on-rail0", 7)])
+    assert found.healthy_ms == 7

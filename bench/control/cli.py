@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +15,7 @@ import click
 from r2serve.bench.collectives import machine
 from r2serve.bench.collectives.cli import clean_up_when_terminated, progress_lines
 from r2serve.bench.control import costs, grid, outages
-from r2serve.bench.control.jobs import ControlError, check_requirements
+from r2serve.bench.control.jobs import REAL_TIME, ControlError, check_requirements
 from r2serve.lab import lab as labs
 from r2serve.lab.holder import LabCommandError, LabUnavailableError
 from r2serve.lab.kinds import KINDS
@@ -64,7 +64,7 @@ OF_EACH_NICS = ("grid", "idle")
     "--real-time/--no-real-time",
     default=None,
     help="Run the jobs of the grid with real-time priority, so that other load does not count. "
-    "[default: if this user is root]",
+    "[default: if this user may]",
 )
 @result_option("--json", "json_path", help="Append a line per measurement.")
 def command(
@@ -85,7 +85,7 @@ def command(
     clean_up_when_terminated()
     about = machine.describe(sys.argv[1:])
     watch = progress_lines()
-    privileged = os.geteuid() == 0 if real_time is None else real_time
+    privileged = may_have_real_time() if real_time is None else real_time
     measures: dict[str, Measure] = {
         "away": outages.away,
         "lost": outages.lost,
@@ -109,6 +109,15 @@ def command(
             _take(part, measure, about, watch, json_path)
     except (ControlError, LabUnavailableError, LabCommandError) as error:
         raise click.ClickException(str(error)) from error
+
+
+def may_have_real_time() -> bool:
+    """Whether this user may start programs with real-time priority."""
+    try:
+        done = subprocess.run([*REAL_TIME, "true"], capture_output=True, check=False)
+    except FileNotFoundError:
+        return False
+    return done.returncode == 0
 
 
 def _take(

@@ -26,6 +26,8 @@ TALK = Path(__file__).with_name("talk.py")
 START_S = 180.0
 """Longest wait for the start of a job, and for an answer."""
 LOOK_S = 0.05
+REAL_TIME = ["chrt", "--rr", "5"]
+"""Begin of a command with real-time priority, above all other load."""
 TYPED = "PeerLostError"
 
 
@@ -114,7 +116,7 @@ class Job:
 
     relays: whether ``r2serve relay -- COMMAND`` carries the connections. command: of each rank;
     empty: relays alone, as an engine starts them. settings: further environment variables.
-    real_time: whether the processes have real-time priority, which needs root.
+    real_time: whether the processes have real-time priority.
     """
 
     def __init__(
@@ -132,7 +134,7 @@ class Job:
         self._command = list(command)
         self._relays = relays
         self._settings = dict(settings or {})
-        self._first = ["chrt", "--rr", "5"] if real_time else []
+        self._first = REAL_TIME if real_time else []
         self.programs: list[Program] = []
 
     def __enter__(self) -> Job:

@@ -8,7 +8,7 @@ import signal
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,21 @@ from rich.console import Console
 from r2serve.bench.collectives import machine
 from r2serve.bench.collectives.markdown import MarkerError
 from r2serve.bench.collectives.names import Named
-from r2serve.bench.serve import alternate, compare, plots, report, runner, worker_gaps
+from r2serve.bench.serve import (
+    against_stock,
+    alternate,
+    compare,
+    plots,
+    report,
+    runner,
+    worker_gaps,
+)
 from r2serve.bench.serve.alternate import Alternation
 from r2serve.bench.serve.alternation import AlternationError
 from r2serve.bench.serve.contenders import CONTENDERS
 from r2serve.bench.serve.outcome import Goal
 from r2serve.bench.serve.scenarios import SCENARIOS, line_of, named, notes_on, parse, scenario
-from r2serve.bench.serve.store import Rows
+from r2serve.bench.serve.store import Row, Rows
 from r2serve.bench.serve.workload import (
     Lengths,
     Workload,
@@ -300,7 +308,7 @@ def _measure(given: Given) -> None:
     except (LabUnavailableError, LoadError, ServeError) as error:
         raise click.ClickException(str(error)) from error
     verdicts = compare.verdicts(found)
-    report.show(found, verdicts, worker_gaps.verdicts(found))
+    report.show(found, verdicts, _notes(found))
     others = rows.tidy(found)
     if given.out is not None:
         pictures = plots.draw(found, rows.times, given.out)
@@ -309,8 +317,12 @@ def _measure(given: Given) -> None:
         if given.docs is not None:
             now = [*found, *(row for row in others if row["commit"] == about["commit"])]
             shown = _beside(given.docs, pictures)
-            gaps = worker_gaps.verdicts(now)
-            report.put(found, others, compare.verdicts(now), shown, given.docs, gaps)
+            report.put(found, others, compare.verdicts(now), shown, given.docs, _notes(now))
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    """Returns results besides the verdicts, a sentence each."""
+    return [*map(str, worker_gaps.verdicts(rows)), *map(str, against_stock.ratios(rows))]
 
 
 def _run_options(given: Given) -> runner.RunOptions:

@@ -13,7 +13,6 @@ from rich.table import Table
 
 from r2serve.bench.collectives.markdown import MarkerError
 from r2serve.bench.serve.compare import TargetResult
-from r2serve.bench.serve.worker_gaps import GapResult
 
 Row = Mapping[str, Any]
 
@@ -58,9 +57,7 @@ def _agreement(impact: Mapping[str, Any]) -> str:
     return said if jitter is None else f"{said} (±{jitter:.0f} ms)"
 
 
-def show(
-    rows: Sequence[Row], verdicts: Sequence[TargetResult], gaps: Sequence[GapResult] = ()
-) -> None:
+def show(rows: Sequence[Row], verdicts: Sequence[TargetResult], notes: Sequence[str] = ()) -> None:
     """Prints a line per run, the reasons for missing runs, and the verdicts.
 
     The table has at least WIDTH columns, even on a narrower terminal or in a log.
@@ -83,8 +80,8 @@ def show(
             console.print(said, highlight=False, markup=False)
     for verdict in verdicts:
         console.print(_sentence(verdict), highlight=False)
-    for gap in gaps:
-        console.print(str(gap), highlight=False)
+    for note in notes:
+        console.print(note, highlight=False, markup=False)
 
 
 def write_page(
@@ -128,12 +125,12 @@ def put(
     verdicts: Sequence[TargetResult],
     pictures: Mapping[str, Path],
     page: Path,
-    gaps: Sequence[GapResult] = (),
+    notes: Sequence[str] = (),
 ) -> None:
     """Replaces the text between the markers of ``page``. Raises MarkerError without markers.
 
-    others: rows of other invocations; rows of another commit are marked as stale. gaps: results
-    of the gaps in the workers.
+    others: rows of other invocations; rows of another commit are marked as stale. notes: further
+    results, a sentence each.
     """
     above, below = split(page)
     parts = [_where(rows[-1]), _table(rows)]
@@ -145,7 +142,7 @@ def put(
                 for row in missing
             )
         )
-    said = [*map(_sentence, verdicts), *map(str, gaps)]
+    said = [*map(_sentence, verdicts), *notes]
     if said:
         parts.append("\n".join(f"- {each}" for each in said))
     for title, picture in pictures.items():

@@ -1,4 +1,4 @@
-"""Gaps in the engine's processes: their records, and the verdict over runs."""
+"""Gaps in the engine's processes: their records, and the verdict over runs; TPOT beside gloo."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from r2serve.bench.serve import step_recorder, worker_gaps
+from r2serve.bench.serve import against_stock, step_recorder, worker_gaps
 from r2serve.bench.serve.step_recorder import FOLDER, RECORD, Recorder
 
 ENGINE = """
@@ -135,3 +135,24 @@ def test_without_a_healthy_run_or_a_limit_there_is_no_verdict() -> None:
     assert worker_gaps.verdicts([*on_rail, *runs("healthy", 1)]) == []
     [found] = worker_gaps.verdicts([*on_rail, *runs("healthy-on-rail0", 7)])
     assert found.healthy_ms == 7
+
+
+def undisturbed(label: str, contender: str, pair: int, p50: float | None) -> dict[str, Any]:
+    tpot_ms = None if p50 is None else {"p50": p50}
+    about = {"label": label, "contender": contender, "pair": pair}
+    return {**about, "scenario": "healthy", "tpot_ms": tpot_ms}
+
+
+def test_time_per_token_is_compared_pair_by_pair() -> None:
+    rows = [
+        *(undisturbed("sglang", "gloo", pair, 40.0) for pair in range(3)),
+        *(undisturbed("sglang", "r2ccl", pair, ms) for pair, ms in enumerate((32.0, 34.0, 90.0))),
+        undisturbed("sglang", "r2ccl", 3, 10.0),
+        undisturbed("", "r2ccl", 0, 10.0),
+        undisturbed("", "gloo", 0, None),
+        {"not_run": "no bird", "scenario": "healthy"},
+    ]
+    [found] = against_stock.ratios(rows)
+    assert (found.label, found.pairs, found.ratio) == ("sglang", 3, 0.85)
+    assert (found.lowest, found.highest) == (0.8, 2.25)
+    assert "r2ccl / gloo: 0.850 (0.800 to 2.250 over 3 pairs)" in str(found)

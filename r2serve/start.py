@@ -20,6 +20,7 @@ from r2serve.ports.info import ProcessInfo
 from r2serve.ports.management_address import owner_of
 from r2serve.ports.wires import Wire, questions
 from r2serve.process import Process, acquire, release
+from r2serve.relay import word
 
 if TYPE_CHECKING:
     from r2serve.rendezvous import Exchange
@@ -82,7 +83,11 @@ def join(
     try:
         config = config or Config.from_env()
         process = acquire(config, rank, control(), share_engine)
-        own = {**process.info.to_wire(), "options": common_options(config)}
+        own = {
+            **process.info.to_wire(),
+            "options": common_options(config),
+            "word": word.endpoint(),
+        }
     except Exception as error:  # noqa: BLE001  told to all ranks, and raised by introduce()
         failure = error
         _LOG.error("rank %d cannot start: %s", rank, error)
@@ -94,6 +99,12 @@ def join(
         rendezvous.agree(exchange, rank, _add_peers(exchange, process, infos, rank, nodes))
         numbers = [info.process for info in infos]
         _connect(exchange, process, rank, [each for each in numbers if each != numbers[rank]])
+        places = [str(wire.get("word", "")) for wire in wires]
+        word.hold(
+            (place, number)
+            for place, number, node in zip(places, numbers, nodes, strict=True)
+            if place and node != nodes[rank]
+        )
     except BaseException:
         if process is not None:
             release(process)

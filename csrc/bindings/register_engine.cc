@@ -200,6 +200,12 @@ bool has_peer(Engine& engine, std::uint32_t process) {
   return engine.has_peer(process);
 }
 
+void on_word_of_end(Engine& engine, std::uint32_t process) {
+  own(engine);
+  const nb::gil_scoped_release release;
+  engine.on_word_of_end(process);
+}
+
 nb::list rails(Engine& engine) {
   own(engine);
   std::vector<Engine::RailInfo> infos;
@@ -290,6 +296,8 @@ void register_engine(nb::module_& module) {
       .def("add_peer", &add_peer, nb::arg("process"), nb::arg("label"), nb::arg("secret"),
            nb::arg("rails"))
       .def("has_peer", &has_peer, nb::arg("process"))
+      .def("on_word_of_end", &on_word_of_end, nb::arg("process"),
+           "Takes the word of a relay that the process of a peer has ended.")
       .def("connect", &connect, nb::arg("peers"), nb::arg("timeout_s"),
            nb::arg("option") = "connect_timeout_s (R2CCL_CONNECT_TIMEOUT_S)")
       .def("inject", &inject, nb::arg("rail"), nb::arg("fault"), nb::arg("process") = 0,

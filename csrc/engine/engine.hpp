@@ -71,6 +71,9 @@ class Engine {
   // Adds the link to a peer, without connecting.  No effect if the peer exists.
   Status add_peer(const PeerDescription& description);
   [[nodiscard]] bool has_peer(std::uint32_t process);
+  // The relay of a peer's node says that the peer's process has ended.  The word counts if all
+  // connections to the peer end, too.  No effect for an unknown peer.
+  void on_word_of_end(std::uint32_t process);
   // Opens the rails to peers and waits until each peer has a data rail UP, at most timeout_s.  Each
   // peer must add this process in time: until then, a peer rejects the connections.  Returns
   // timeout if a peer has no data rail UP in time, and invalid_argument if a peer has another
@@ -201,6 +204,7 @@ class Engine {
   }
   void tell_loss(Peer& peer, TimeNs now);
   void watch_process(Peer& peer, TimeNs now);
+  [[nodiscard]] bool proved_by_refusals(Peer& peer, TimeNs now) const;
   void take_aborts(Peer& peer);
   void end_orphans(Peer& peer);
   void on_established(EstablishedRail rail);

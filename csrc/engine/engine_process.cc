@@ -27,11 +27,34 @@ FileDescriptor ask(const Peer& peer, RailId rail) {
 
 }  // namespace
 
+void Engine::on_word_of_end(std::uint32_t process) {
+  const Lock guard(*this);
+  Peer* const peer = find(process);
+  if (peer == nullptr) return;
+  const TimeNs now = now_ns();
+  peer->on_word_of_end(now);
+  watch_process(*peer, now);
+}
+
 // Two pieces of evidence prove a death: the peer's kernel has closed all connections, at least one
 // of them in order, and its host refuses new connections.  A filter that rejects packets resets the
-// connections, and refuses new ones as well.  A host that is lost answers nothing.
+// connections, and refuses new ones as well.  A host that is lost answers nothing.  The word of a
+// relay, whose connections outlive all NICs but one, takes the place of the refusals.
 void Engine::watch_process(Peer& peer, TimeNs now) {
   if (!peer.started || peer.in_graceful_close() || peer.link.peer_gone()) return;
+  const bool by_word = peer.ended_by_word(now);
+  if (!by_word && !proved_by_refusals(peer, now)) return;
+  peer.on_process_gone(now);
+  peer.loss_told = true;
+  log_.add(LogLevel::warning,
+           peer.label + (by_word ? " is lost: its process has ended (the relay of its node says so, "
+                                   "and all connections have ended)"
+                                 : " is lost: its process has ended (its host closed all "
+                                   "connections and refuses new ones)"));
+  if (blocked_ > 0) notify_blocked();
+}
+
+bool Engine::proved_by_refusals(Peer& peer, TimeNs now) const {
   if (!peer.absence) {
     const auto grace = static_cast<TimeNs>(config_.refused_grace_s * 1e9);
     peer.absence.emplace(
@@ -40,14 +63,7 @@ void Engine::watch_process(Peer& peer, TimeNs now) {
         Absence::Limits{.round = std::max<TimeNs>(grace / refused_rounds, 1),
                         .rounds = refused_rounds});
   }
-  if (!peer.absence->certain(peer.closed_by_peer(), now)) return;
-  peer.on_process_gone(now);
-  peer.loss_told = true;
-  log_.add(LogLevel::warning,
-           peer.label +
-               " is lost: its process has ended (its host closed all connections "
-               "and refuses new ones)");
-  if (blocked_ > 0) notify_blocked();
+  return peer.absence->certain(peer.closed_by_peer(), now);
 }
 
 }  // namespace r2ccl

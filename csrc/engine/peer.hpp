@@ -160,6 +160,10 @@ class Peer final : public LinkObserver, public LinkOfRails {
   // Returns true if all connections have ended, and at least one of them by an orderly close of the
   // peer's kernel: a living peer ends its connections by resets, as filters do.
   [[nodiscard]] bool closed_by_peer() const;
+  // The relay of the peer's node says that the peer's process has ended.
+  void on_word_of_end(TimeNs now) { word_at_ = now; }
+  // Returns true if a relay has said so a short time ago, and no connection contradicts.
+  [[nodiscard]] bool ended_by_word(TimeNs now) const;
   // The peer's process is gone: the location of its lost rails is the peer.
   void on_process_gone(TimeNs now);
   // Returns the told location of the fault that ended the rail's epoch.
@@ -222,6 +226,7 @@ class Peer final : public LinkObserver, public LinkOfRails {
 
   Journal& journal_;
   LogQueue& log_;
+  TimeNs word_at_ = 0;  // time of the last word of the end of the peer's process; 0: none
 };
 
 }  // namespace r2ccl

@@ -86,6 +86,15 @@ bool Peer::closed_by_peer() const {
   return last_closed != 0 && last_met < last_closed && last_lost - last_closed < one_end_ns;
 }
 
+// The word comes over other connections, and may be earlier than the end of the rails.  A word that
+// the rails contradict for longer is no evidence in a later outage.
+bool Peer::ended_by_word(TimeNs now) const {
+  if (word_at_ == 0 || now - word_at_ >= one_end_ns) return false;
+  for (RailId rail = 0; rail < rails.size(); ++rail)
+    if (link.connected(rail)) return false;
+  return true;
+}
+
 // Verdicts told before stay: each loss has a single verdict.
 void Peer::on_process_gone(TimeNs now) {
   link.set_peer_gone();

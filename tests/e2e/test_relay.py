@@ -119,15 +119,17 @@ def start_relay(
     return start(lab.nodes[node], *command, env=env)
 
 
-def start_jobs(lab: Lab, start: Start, *launcher: str) -> list[Talker]:
+def start_jobs(
+    lab: Lab, start: Start, *launcher: str, program: Path = TORCH, **options: str
+) -> list[Talker]:
     """Starts a torch job behind relays: a rank on each node, or ranks of a launcher."""
     jobs = []
     for node in (0, 1):
         arguments = ["--nodes", "2", "--master", "10.77.0.1", "--port", "29500"]
         command = [str(R2SERVE), "relay", "--node", str(node), *arguments, "--", sys.executable]
         command += [word.replace("{node}", str(node)) for word in launcher]
-        env = {"RANK": str(node), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-        jobs.append(start(lab.nodes[node], *command, str(TORCH), env=env))
+        env = {"RANK": str(node), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1", **options}
+        jobs.append(start(lab.nodes[node], *command, str(program), env=env))
     return jobs
 
 
@@ -326,6 +328,30 @@ def survive_two_nics(lab: Lab, jobs: Sequence[Talker], show: Callable[[str], Non
         show(f"{end['end']} rounds, the worst took {end['worst_ms']} ms")
     for node, job in enumerate(jobs):
         assert ended(job.process, f"job {node}", 30) == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lost", [None, 0], ids=["all NICs", "a rail lost before"])
+def test_the_word_of_a_relay_tells_of_a_death(
+    pair: Lab, start: Start, show: Callable[[str], None], lost: int | None
+) -> None:
+    """Unread bytes on every rail, whose connections are then reset, make no difference."""
+    program = TALK.with_name("relay_death.py")
+    options = {"R2CCL_REFUSED_GRACE_S": "20"}  # refusals alone prove nothing within this time
+    ranks = start_jobs(pair, start, program=program, **options)
+    for rank in ranks:
+        rank.hear("ready")
+    if lost is not None:
+        pair.black_hole(1, lost)
+        time.sleep(2.0)
+    ranks[1].say("die")
+    dies_at = ranks[1].hear("dies_at")["dies_at"]
+    said = ranks[0].hear("error")
+    assert said["error"] == "PeerLostError", said
+    assert "the process has ended" in said["text"], said
+    late_s = said["at"] - dies_at
+    show(f"rank 1 killed: known after {late_s:.3f} s")
+    timely(lambda: late_s < 0.3, f"known after {late_s:.3f} s", 0)
 
 
 def test_a_torch_job_ends_with_a_lost_node(pair: Lab, start: Start) -> None:

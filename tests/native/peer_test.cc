@@ -538,6 +538,25 @@ TEST(Located, RailsOfADeadProcessBlameThePeer) {
   EXPECT_EQ(alone.peer.link.overall_verdict(), Verdict::peer);
 }
 
+// The word alone is no proof: a rail that works contradicts, and an old word is forgotten.
+TEST(WordOfEnd, CountsWithTheEndOfAllRailsAShortTimeAround) {
+  for (const bool before : {false, true}) {
+    Alone alone({rail_of(0), rail_of(1)});
+    for (const RailId rail : {RailId{0}, RailId{1}}) alone.bring_up(rail);
+    Peer& peer = alone.peer;
+    const TimeNs now = now_ns();
+    if (before) peer.on_word_of_end(now);
+    EXPECT_FALSE(peer.ended_by_word(now));
+    peer.link.rail_failed(0, 1, RailCause::socket_error, now);
+    EXPECT_FALSE(peer.ended_by_word(now)) << "rail 1 works";
+    peer.link.rail_failed(1, 1, RailCause::socket_error, now);
+    EXPECT_EQ(peer.ended_by_word(now), before);
+    if (!before) peer.on_word_of_end(now);
+    EXPECT_TRUE(peer.ended_by_word(now + 1999 * ns_per_ms));
+    EXPECT_FALSE(peer.ended_by_word(now + 2000 * ns_per_ms)) << "a later outage";
+  }
+}
+
 // A drill may begin between a loss and the verdict about the loss, or end there.
 TEST(Located, ADrillExplainsTheVerdictIfItExplainedTheLoss) {
   for (const bool drilled : {false, true}) {

@@ -101,7 +101,7 @@ R2SERVE: dict[str, tuple[str, ...]] = {
     "process": ("_core", "cpus", "errors", "drills", "config", "observe", "ports"),
     "relay": ("_core", "errors", "forks", "variables", "config", "agreement", "ports", "process"),
     "relay/in_command": ("relay",),
-    "start": ("errors", "rendezvous", "config", "agreement", "ports", "process"),
+    "start": ("errors", "rendezvous", "config", "agreement", "ports", "process", "relay"),
     "topo": ("_core", "errors", "option", "config", "ports"),
     "communicator": (
         "_core",

@@ -64,7 +64,8 @@ class Program:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if line.startswith(b"{"):  # libraries print, too
+            # Libraries print, too, and a killed process may leave half a line.
+            if line.startswith(b"{") and line.endswith(b"}\n"):
                 self._lines.put(json.loads(line))
 
     @property
@@ -83,16 +84,20 @@ class Program:
                 continue
             if key in line:
                 return line
-        status = self.process.poll()
-        raise ControlError(
-            f"no line with {key!r} within {within_s:g} s (exit status {status}): "
-            f"{self.log.strip()[-600:]}"
-        )
+        raise ControlError(self._failed(f"no line with {key!r} within {within_s:g} s"))
 
     def say(self, text: str) -> None:
+        """Sends an order. Raises ControlError if the process has ended."""
         assert self.process.stdin is not None
-        self.process.stdin.write(text.encode() + b"\n")
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write(text.encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError as error:
+            raise ControlError(self._failed(f"{text!r} is read by no process")) from error
+
+    def _failed(self, what: str) -> str:
+        status = self.process.poll()
+        return f"{what} (exit status {status}): {self.log.strip()[-600:]}"
 
     def ended_within(self, seconds: float) -> int:
         """Returns the exit status. Raises ControlError if the process goes on."""

@@ -24,7 +24,7 @@ from r2serve.terminal import result_option
 
 Measure = Callable[[Path, Callable[[str], None]], dict[str, Any]]
 
-PARTS = ("grid", "away", "lost", "killed-relay", "killed-worker", "idle", "groups")
+PARTS = ("grid", "away", "lost", "stopped-relay", "killed-relay", "killed-worker", "idle", "groups")
 OF_EACH_NICS = ("grid", "idle")
 
 
@@ -79,8 +79,9 @@ def command(
 
     Two nodes are network namespaces with several NICs each. grid: round trips through each fault
     and each second fault, beside direct connections. away, lost: all NICs of a node are away for
-    8 s, or for good. killed-relay, killed-worker: a process is killed. idle: CPU time and memory of
-    idle relays. groups: 200 new gloo groups in a row without the management NIC.
+    8 s, or for good. stopped-relay, killed-relay, killed-worker: a process is stopped for 5 s, or
+    killed. idle: CPU time and memory of idle relays. groups: 200 new gloo groups in a row without
+    the management NIC.
     """
     clean_up_when_terminated()
     about = machine.describe(sys.argv[1:])
@@ -89,6 +90,7 @@ def command(
     measures: dict[str, Measure] = {
         "away": outages.away,
         "lost": outages.lost,
+        "stopped-relay": outages.stopped_relay,
         "killed-relay": outages.killed_relay,
         "killed-worker": outages.killed_worker,
         "groups": costs.groups,

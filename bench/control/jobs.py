@@ -216,6 +216,15 @@ class Job:
             time.sleep(LOOK_S)
         return True
 
+    def rails_lost(self, since_ns: int) -> int:
+        """Returns the number of losses of rails that relays have recorded since a time."""
+        journals = Journals([self.journal_folder(node) for node in (0, 1)])
+        return sum(
+            event.kind == "rail_state" and "->DOWN" in event.text and event.time_ns >= since_ns
+            for book in journals.read()
+            for event in book.events
+        )
+
     def mark(self, name: str) -> dict[str, Any]:
         """Returns the round trips of :mod:`r2serve.bench.control.talk` since the last mark."""
         self.programs[0].say(f"mark {name}")

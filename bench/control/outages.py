@@ -12,6 +12,7 @@ from r2serve.lab.lab import Lab
 
 NICS = 3
 AWAY_S = 8.0
+STOPPED_S = 5.0
 LINK_TIMEOUT_S = 10.0
 """R2CCL_LINK_TIMEOUT_S of the job that does not get its NICs back."""
 LATER_S = 3.0
@@ -55,6 +56,29 @@ def lost(work: Path, watch: Callable[[str], None]) -> dict[str, Any]:
     limit_s = LINK_TIMEOUT_S + LATER_S
     watch(f"all NICs lost: the nodes ended after {_seconds(ends)}")
     return {"link_timeout_s": LINK_TIMEOUT_S, "nodes": ends, "met": _met(ends, limit_s)}
+
+
+def stopped_relay(work: Path, watch: Callable[[str], None]) -> dict[str, Any]:
+    """The relay of node 1 is stopped for 5 s: the job waits and goes on, and no rail is charged."""
+    with lab_of(NICS) as lab, Job(lab, work, talk("rounds")) as job:
+        job.settle()
+        job.mark("before")
+        begun_ns = time.monotonic_ns()
+        relay = job.relay(1)
+        relay.suspend()
+        time.sleep(STOPPED_S)
+        relay.resume()
+        time.sleep(BETWEEN_S)
+        found = job.mark("after")
+        lost = job.rails_lost(begun_ns)
+    waited_s = found["round"]["worst"] / 1e3
+    watch(f"relay stopped for {STOPPED_S:g} s: the longest round took {waited_s:.2f} s; {lost} lost")
+    return {
+        "stopped_s": STOPPED_S,
+        "longest_round_s": waited_s,
+        "rails_lost": lost,
+        "met": lost == 0,
+    }
 
 
 def killed_relay(work: Path, watch: Callable[[str], None]) -> dict[str, Any]:

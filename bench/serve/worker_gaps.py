@@ -76,7 +76,7 @@ def measured(folder: Path, begin_ns: int, end_ns: int) -> dict[str, Any] | None:
 
 
 def records(path: Path) -> Iterator[tuple[int, int]]:
-    """Yields the records of a process; a record that a killed process left unfinished is dropped."""
+    """Yields the records of a process, without the unfinished record of a killed process."""
     data = path.read_bytes()
     yield from RECORD.iter_unpack(data[: len(data) - len(data) % RECORD.size])
 

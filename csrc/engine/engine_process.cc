@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <string>
 
 #include "engine/engine.hpp"
 
@@ -46,11 +47,9 @@ void Engine::watch_process(Peer& peer, TimeNs now) {
   if (!by_word && !proved_by_refusals(peer, now)) return;
   peer.on_process_gone(now);
   peer.loss_told = true;
-  log_.add(LogLevel::warning,
-           peer.label + (by_word ? " is lost: its process has ended (the relay of its node says so, "
-                                   "and all connections have ended)"
-                                 : " is lost: its process has ended (its host closed all "
-                                   "connections and refuses new ones)"));
+  const std::string proof = by_word ? "the relay of its node says so"
+                                    : "its host closed all connections and refuses new ones";
+  log_.add(LogLevel::warning, peer.label + " is lost: its process has ended (" + proof + ")");
   if (blocked_ > 0) notify_blocked();
 }
 

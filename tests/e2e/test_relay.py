@@ -191,19 +191,19 @@ def test_a_filter_that_rejects_everything_is_an_outage(pair: Lab, start: Start) 
     assert [relay.process.poll() for relay in relays] == [None, None]
 
 
-NOBODY = ["--reuid", "65534", "--regid", "65534", "--clear-groups"]
+OTHER_USER = ["--reuid", "65534", "--regid", "65534", "--clear-groups"]
 NO_RIGHTS = ["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
 
 
 @pytest.mark.long
 def test_relays_need_no_rights(pair: Lab, start: Start) -> None:
-    """All processes run as `nobody` without capabilities."""
-    rights = ["setpriv", *NOBODY, *NO_RIGHTS]
+    """All processes run as user 65534 without capabilities."""
+    rights = ["setpriv", *OTHER_USER, *NO_RIGHTS]
     if os.geteuid() != 0:
         pytest.skip("needs root")
     can_read = [*rights, sys.executable, "-c", "import r2serve._core"]
     if subprocess.run(can_read, check=False).returncode:
-        pytest.skip("`nobody` may not read this checkout")
+        pytest.skip("user 65534 may not read this checkout")
     relays = [start_relay(pair, start, node, as_user=rights) for node in (0, 1)]
     ready = [relay.hear("prefix") for relay in relays]
     talk = start_talk(pair, start, ready[0]["prefix"], as_user=rights)

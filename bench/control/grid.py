@@ -129,9 +129,7 @@ def _all_struck(
     return rows
 
 
-def _struck(
-    lab: Lab, job: Job, pair: FaultPair, watch: Callable[[str], None]
-) -> dict[str, Any]:
+def _struck(lab: Lab, job: Job, pair: FaultPair, watch: Callable[[str], None]) -> dict[str, Any]:
     settled = job.settle()
     play = Player(pair.faults(), LabInjector(lab), seconds=SPAN_S).play
     row = {**pair.as_row(), "settled": settled, **_between_marks(job, play)}
@@ -155,9 +153,7 @@ def judge(
     direct: dict[str, Any], carried: dict[str, Any], rows: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """Returns the undisturbed round trips, the worst of all pairs, and whether limits are met."""
-    limits = {
-        kind: round(direct[kind]["p50"] * MEDIAN_TIMES + MEDIAN_MORE_MS, 3) for kind in TRIPS
-    }
+    limits = {kind: round(direct[kind]["p50"] * MEDIAN_TIMES + MEDIAN_MORE_MS, 3) for kind in TRIPS}
     worst = max(map(worst_ms, rows), default=0.0)
     return {
         "direct": direct,

@@ -170,9 +170,7 @@ def run(
     with workdir.work_directory(keep_logs) as work, contextlib.ExitStack() as stack:
         model = make_tiny_llama(work / "model")
         settings = [
-            dict([each])
-            for each in (alternation.usual, alternation.setting)
-            if each is not None
+            dict([each]) for each in (alternation.usual, alternation.setting) if each is not None
         ]
         if alternation.usual is None:
             settings.insert(0, {})

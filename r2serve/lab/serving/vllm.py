@@ -52,9 +52,7 @@ def arguments(
     return argv
 
 
-def _data_parallel(
-    plan: Plan, places: Sequence[Place], index: int, rpc_port: int
-) -> list[str]:
+def _data_parallel(plan: Plan, places: Sequence[Place], index: int, rpc_port: int) -> list[str]:
     """Returns the options of engines that run side by side, some on each place."""
     here = plan.data_parallel // len(places)
     argv = ["--data-parallel-size", str(plan.data_parallel)]

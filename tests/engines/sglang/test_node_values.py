@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from differing import DIFFERENCES, check_end
-from sglang_stage import STREAMS, Stage
+from served_stage import STREAMS, Stage
 
 from r2serve.lab.serving.plan import Plan
 

@@ -12,8 +12,8 @@ with a single clock reading between two calls. Commands of this worker:
     python -m r2serve.bench.collectives.worker IMPL CONTROL_SOCKET RANK RANKS STORE
 
 The thread of the calls is pinned to a CPU, as in vLLM's workers on CPUs, after the import of
-r2serve. With the variable ``contenders.COMPUTE`` it also computes before each all-reduce of ``soak``, as a model's
-layers do; the time of a call then includes the computation.
+r2serve. With the variable ``contenders.COMPUTE`` it also computes before each all-reduce of
+``soak``, as a model's layers do; the time of a call then includes the computation.
 """
 
 from __future__ import annotations

@@ -72,7 +72,9 @@ def stopped_relay(work: Path, watch: Callable[[str], None]) -> dict[str, Any]:
         found = job.mark("after")
         lost = job.rails_lost(begun_ns)
     waited_s = found["round"]["worst"] / 1e3
-    watch(f"relay stopped for {STOPPED_S:g} s: the longest round took {waited_s:.2f} s; {lost} lost")
+    watch(
+        f"relay stopped for {STOPPED_S:g} s: the longest round took {waited_s:.2f} s; {lost} lost"
+    )
     return {
         "stopped_s": STOPPED_S,
         "longest_round_s": waited_s,

@@ -31,7 +31,7 @@ UNWANTED = (
     *("sglang-kernel", "smg-grpc-servicer", "tilelang", "timm", "tml-renderers", "torch"),
     *("torch_memory_saver", "torchaudio", "torchcodec", "torchvision"),
 )
-OURS = ("click>=8.1", "dill", "rich>=13", "safetensors", "triton")
+OURS = ("click>=8.1", "cryptography>=44", "dill", "rich>=13", "safetensors", "triton")
 """Requirements of r2serve and its demo, and what SGLang imports of packages left out."""
 
 

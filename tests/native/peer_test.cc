@@ -675,38 +675,5 @@ TEST(Silence, TheJournalCountsTheTimeWithoutAFrame) {
   EXPECT_EQ(alone.journal.rail(0)->unheard_ms, 0U);
 }
 
-TEST(SharedPort, UnitsAreNumberedPerProcess) {
-  const auto engine = Engine::create(Config(), accepting).value();
-  std::vector<RailDescription> rails{rail_of(0), rail_of(1), rail_of(2), rail_of(3)};
-  rails[0].unit = rails[2].unit = "a";
-  rails[1].unit = "b";
-  ASSERT_TRUE(engine->add_peer(peer_of(connecting, rails)).ok());
-  const std::string bytes = engine->journal_bytes();
-  std::vector<int> units;
-  for (std::size_t rail = 0; rail < rails.size(); ++rail) {
-    JournalRail entry;
-    std::memcpy(&entry, bytes.data() + sizeof(JournalHeader) + rail * sizeof(entry), sizeof(entry));
-    units.push_back(entry.unit);
-  }
-  EXPECT_EQ(units, (std::vector<int>{1, 2, 1, 0}));
-  EXPECT_EQ(engine->rails()[2].unit, "a");
-}
-
-TEST(SharedPort, TooManyUnitsAreAnError) {
-  const auto engine = Engine::create(Config(), accepting).value();
-  Status status;
-  for (int peer = 0; peer < 4; ++peer) {
-    std::vector<RailDescription> rails;
-    for (int i = 0; i < 64; ++i) {
-      rails.push_back(rail_of(i));
-      rails.back().unit = "unit " + std::to_string(64 * peer + i);
-    }
-    ASSERT_TRUE(status.ok()) << peer;
-    status = engine->add_peer(peer_of(connecting + static_cast<std::uint32_t>(peer), rails));
-  }
-  EXPECT_FALSE(status.ok());
-  EXPECT_NE(status.message().find("'unit 255' is the 256th"), std::string::npos);
-}
-
 }  // namespace
 }  // namespace r2ccl

@@ -40,9 +40,8 @@ class _Size(click.ParamType):  # type: ignore[type-arg]
 def lost_in_journals(journals: Iterable[tuple[str, Journal]]) -> tuple[int, list[str]]:
     """Returns the rails of a node, and the names of the lost ones; takes paths with their journals.
 
-    As in an engine, a port is lost if none of its rails is UP or SUSPECT and one has been UP.
-    Reserves, rails that have never been up, and rails inside a node count for nothing. Ranks of a
-    node may see different losses: a rail that one of them lost is lost.
+    As in an engine, a port is lost if no rail is UP or SUSPECT and a rail has been UP. Reserves,
+    rails never up, and rails inside a node count for nothing. Losses of a node's ranks add up.
 
     Raises:
         ConfigError: a journal has no rail between nodes, its rails are not numbered from 0 without

@@ -1,6 +1,6 @@
 """Connections to the meeting that have not shown to be of a node of the job.
 
-Each connection has a thread of node 0. Without a limit, a stranger who connects again and again
+Each connection has a thread of node 0. Without a limit, a stranger that connects again and again
 would take all threads of the host. A relay introduces itself at once, so the oldest connection goes
 first.
 """

@@ -63,7 +63,7 @@ class FaultPair:
 
 def _fault(at_s: float, kind: str, port: Port) -> Fault:
     node, rail = port
-    aim = Aim.MANAGEMENT if rail is None else rail
+    aim: int | Aim = Aim.MANAGEMENT if rail is None else rail
     return Fault(at_s, kind, node, aim, END_S - at_s)
 
 

@@ -284,7 +284,7 @@ Status send_large(Communicator& communicator, int to) {
 
 TEST(Consensus, RanksThatOnlyWaitForRoomAtEachOtherGetAnError) {
   for (const int ranks : {2, 3, 5})
-    only_wait(ranks, [ranks](int rank, Communicator& communicator) {
+    only_wait(ranks, "only wait for each other", [ranks](int rank, Communicator& communicator) {
       return send_large(communicator, (rank + 1) % ranks);
     });
 }
@@ -292,7 +292,7 @@ TEST(Consensus, RanksThatOnlyWaitForRoomAtEachOtherGetAnError) {
 // Rank 0 waits for a message of rank 1, which waits for room at rank 2, which waits for a message
 // of rank 0.
 TEST(Consensus, ACircleOfWaitsForMessagesAndForRoomIsAnError) {
-  only_wait(3, [](int rank, Communicator& communicator) {
+  only_wait(3, "only wait for each other", [](int rank, Communicator& communicator) {
     std::array<std::byte, 4> data{};
     if (rank == 1) return send_large(communicator, 2);
     return communicator.receive_from(data.data(), data.size(), DType::u8, (rank + 1) % 3);

@@ -21,43 +21,19 @@
 #include "engine/engine.hpp"
 #include "engine/localiser.hpp"
 #include "eventually.hpp"
+#include "peer_alone.hpp"
 
 namespace r2ccl {
 namespace {
 
+using testing::accepting;
+using testing::Alone;
+using testing::connecting;
 using testing::eventually;
-using Lines = std::vector<std::string>;
-
-constexpr std::uint32_t accepting = 1;  // the lower number accepts
-constexpr std::uint32_t connecting = 2;
-
-RailDescription rail_of(int index, std::uint16_t port = 0) {
-  const std::string address = "127.0.0." + std::to_string(index + 1);
-  return {.kind = RailKind::tcp,
-          .name = "rail" + std::to_string(index) + "@node1",
-          .device = "",
-          .local_address = address,
-          .remote_address = address,
-          .remote_port = port,
-          .verbs = {}};
-}
-
-PeerDescription peer_of(std::uint32_t process, std::vector<RailDescription> rails) {
-  PeerDescription peer{.process = process,
-                       .label = "rank " + std::to_string(process),
-                       .secret = {},
-                       .rails = std::move(rails)};
-  peer.secret.resize(32, std::byte{7});
-  return peer;
-}
-
-Lines warnings(LogQueue& log, const std::string& part) {
-  Lines found;
-  for (const LogLine& line : log.take().value_or(std::deque<LogLine>()))
-    if (line.level == LogLevel::warning && line.text.find(part) != std::string::npos)
-      found.push_back(line.text);
-  return found;
-}
+using testing::Lines;
+using testing::peer_of;
+using testing::rail_of;
+using testing::warnings;
 
 // A TCP port of this host.  `listens`: connections are accepted by the kernel, and never answered.
 struct ClosedPort {
@@ -157,41 +133,6 @@ TEST(NeverUp, AStartGoesOnOverTheManagementNic) {
   EXPECT_EQ(pair.connector->rails()[0].state, RailState::up);
   EXPECT_FALSE(pair.connector->rails()[1].been_up);
 }
-
-// A peer alone, without an engine.
-struct Alone {
-  LogQueue log;
-  Journal journal = std::move(Journal::open("", 1).value());
-  Peer peer;
-
-  explicit Alone(const std::vector<RailDescription>& rails)
-      : peer(peer_of(connecting, rails), options(rails), journal, log, 1) {}
-
-  static LinkOptions options(const std::vector<RailDescription>& rails) {
-    LinkOptions options;
-    for (std::size_t i = 0; i < rails.size(); ++i) options.units[i] = rails[i].unit.empty() ? 0 : 1;
-    return options;
-  }
-  void bring_up(RailId rail) { bring_up(peer, rail); }
-  // Opens an epoch and answers its probe.
-  static void bring_up(Peer& peer, RailId rail) {
-    ASSERT_TRUE(peer.link.rail_established(rail, 1, now_ns()));
-    OutFrame frame{};
-    while (frame.header.type != FrameType::ping)
-      ASSERT_TRUE(peer.link.next_frame(rail, frame, now_ns()));
-    FrameHeader answer{};
-    answer.type = FrameType::pong;
-    answer.number = frame.header.number;
-    seal(answer);
-    ASSERT_TRUE(peer.link.frame_begin(rail, answer, now_ns()));
-    ASSERT_EQ(peer.link.state(rail), RailState::up);
-  }
-  // Opens an epoch and ends it.
-  void lose(RailId rail, RailCause cause) {
-    ASSERT_TRUE(peer.link.rail_established(rail, 1, now_ns()));
-    peer.link.rail_failed(rail, 1, cause, now_ns());
-  }
-};
 
 TEST(NeverUp, TheJournalHasTheReason) {
   Alone alone({rail_of(0), rail_of(1), rail_of(2), rail_of(3)});

@@ -167,7 +167,7 @@ class Group:
     latencies: dict[str, Latency]
     """Latencies by collective; only collectives with calls."""
     choice: Choice = NO_CHOICE
-    """Of the latest all-reduce."""
+    """The choice that the latest all-reduce made."""
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ TEST(CostModel, ALossSlowsTheBytesThatLeaveItsNode) {
             1000u + 20 + 100 * (2 * 28 + 3 * 2));
   EXPECT_EQ(one_shot_ps(100, Nodes{1, 2}, plain_costs, Lost{0, 0}),
             one_shot_ps(100, Nodes{1, 2}, plain_costs));
-  // At least a sixteenth is left.
+  // A node keeps at least a sixteenth.
   EXPECT_EQ(one_shot_ps(100, Nodes{1, 1}, plain_costs, Lost{0, 255}),
             one_shot_ps(100, Nodes{1, 1}, plain_costs, Lost{0, most_lost}));
 }

@@ -174,9 +174,7 @@ def _check(size: int, cluster: Cluster) -> None:
         )
 
 
-def _algorithm(
-    size: int, cluster: Cluster, announced: Sequence[int]
-) -> tuple[str, str, list[str]]:
+def _algorithm(size: int, cluster: Cluster, announced: Sequence[int]) -> tuple[str, str, list[str]]:
     """Returns the algorithm, the algorithm without a loss, and the reasons."""
     if cluster.algorithm != "auto":
         why = f"{cluster.algorithm}: set by R2CCL_ALGORITHM"

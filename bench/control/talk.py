@@ -97,7 +97,7 @@ def listen(context: zmq.Context[Any], address: str) -> tuple[zmq.Socket[Any], st
 
 def echo(endpoint: str) -> None:
     """Sends each message back; the empty message is the last."""
-    pair = zmq.Context.instance().socket(zmq.PAIR)
+    pair: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
     pair.connect(endpoint)
     while message := pair.recv():
         pair.send(message)

@@ -99,8 +99,9 @@ class Setting:
         for rank in self._ranks:
             rank.ask({"seconds": seconds})
         measured = [rank.hear() for rank in self._ranks]
-        found: Slice = measured[0] | {"lines": max(each["lines"] for each in measured)}
-        return found | self._flooder.hear()
+        lines = {"lines": max(each["lines"] for each in measured)}
+        found: Slice = {**measured[0], **lines, **self._flooder.hear()}
+        return found
 
 
 def _address(text: str) -> tuple[str, int]:

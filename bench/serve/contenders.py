@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
-from r2serve.bench.serve import worker_gaps
+from r2serve.bench.serve import step_recorder, worker_gaps
 from r2serve.bench.serve.networks import Multipath, Network, Plain, VirtualAddress
 from r2serve.lab.lab import Lab
 from r2serve.lab.serving.client import Load, Run
@@ -142,7 +142,7 @@ class ContenderServer:
     @property
     def command(self) -> str:
         """The started command, for repeating the run by hand."""
-        measuring = (worker_gaps.FOLDER, "PYTHONPATH")
+        measuring = (step_recorder.FOLDER, "PYTHONPATH")
         settings = [each for each in self._plan.settings.items() if each[0] not in measuring]
         words = [f"{name}={Path(value).name}" for name, value in settings]  # files without folder
         words.append(f"{self._plan.engine} serve tiny-llama --tensor-parallel-size 2 --nnodes 2")

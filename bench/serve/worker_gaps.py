@@ -132,10 +132,8 @@ def _judge(
     wrong = sum(row["requests"]["wrong"] or 0 for row in struck)
     runs = min(len(struck), len(healthy))
     margin_ms = MARGIN_MS[scenario]
-    if lost or wrong or gap_ms > healthy_ms + margin_ms:
-        said = "not reached"
-    else:
-        said = "met"
+    failed = lost or wrong or gap_ms > healthy_ms + margin_ms
+    said = "not reached" if failed else "met"
     if runs < WANTED_RUNS:
         said = f"too few to say ({WANTED_RUNS} runs are wanted)"
     return GapResult(scenario, contender, runs, gap_ms, healthy_ms, margin_ms, lost, wrong, said)

@@ -17,8 +17,8 @@ Algorithm Communicator::choose(Algorithm given, std::size_t bytes) {
   AlgorithmReason reason = AlgorithmReason::given;
   if (given == Algorithm::automatic) {
     const Algorithm by_size = choose_all_reduce(bytes, tree_.node_sizes);
-    algorithm = most == 0 ? by_size
-                          : choose_all_reduce(bytes, tree_.node_sizes, loopback_costs, lost);
+    algorithm =
+        most == 0 ? by_size : choose_all_reduce(bytes, tree_.node_sizes, loopback_costs, lost);
     reason = algorithm == by_size ? AlgorithmReason::size : AlgorithmReason::loss;
     channel_->set_algorithm(algorithm);
   }

@@ -27,16 +27,13 @@ class Ranks {
  public:
   Ranks() : world_(options()) {
     for (int rank = 0; rank < ranks; ++rank)
-      channels_.push_back(
-          std::make_unique<sim::SimChannel>(world_, 7, std::vector{0, 1, 2}, rank));
+      channels_.push_back(std::make_unique<sim::SimChannel>(world_, 7, std::vector{0, 1, 2}, rank));
   }
 
   // Runs body(rank, channel) on each rank.
   template <typename Body>
   void run(Body body) {
-    const auto on_rank = [&](int rank) {
-      body(rank, *channels_[static_cast<std::size_t>(rank)]);
-    };
+    const auto on_rank = [&](int rank) { body(rank, *channels_[static_cast<std::size_t>(rank)]); };
     EXPECT_TRUE(world_.run(on_rank, 60 * second));
   }
 
@@ -52,10 +49,8 @@ class Ranks {
 };
 
 CallTag tag_of(std::uint32_t number) {
-  return {.count = count,
-          .number = number,
-          .collective = Collective::all_reduce,
-          .dtype = DType::f32};
+  return {
+      .count = count, .number = number, .collective = Collective::all_reduce, .dtype = DType::f32};
 }
 
 // Inputs whose sum depends on the order of additions.
@@ -99,9 +94,8 @@ TEST(ChoiceByState, FollowsTheLossesOfTheCallBeforeOnAllRanks) {
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       EXPECT_EQ(chosen[call][rank], expected[call]) << call << ", rank " << rank;
       ASSERT_EQ(results[call][rank].size(), count);
-      EXPECT_EQ(std::memcmp(results[call][rank].data(), results[0][0].data(),
-                            count * sizeof(float)),
-                0)
+      EXPECT_EQ(
+          std::memcmp(results[call][rank].data(), results[0][0].data(), count * sizeof(float)), 0)
           << call << ", rank " << rank;
     }
   }
@@ -114,7 +108,8 @@ TEST(ChoiceByState, ThatDiffersBetweenRanksIsAnErrorOnEachRank) {
     ends[static_cast<std::size_t>(rank)] = channel.call(tag_of(0), [&] {
       channel.set_algorithm(rank == 1 ? Algorithm::two_shot : Algorithm::one_shot);
       Status status = post_tags(channel);
-      return status.ok() ? receive_tags(channel) : status;
+      if (status.ok()) status = receive_tags(channel);
+      return status;
     });
   });
   for (const Status& end : ends) EXPECT_EQ(end.code(), ErrorCode::order_mismatch);

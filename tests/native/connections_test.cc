@@ -287,8 +287,8 @@ struct Crowd {
       ASSERT_EQ(::bind(client.get(), own.get(), own.size), 0);
       ASSERT_EQ(::connect(client.get(), at.get(), at.size), 0);
       now += stranger_tick_ns;
-      ASSERT_TRUE(testing::eventually([this] { return accept(now) == 1; },
-                                      "the connection is accepted"));
+      ASSERT_TRUE(
+          testing::eventually([this] { return accept(now) == 1; }, "the connection is accepted"));
       clients.push_back(std::move(client));
     }
   }

@@ -404,8 +404,9 @@ TEST(Engine, AWaitForAClosedEndOfAConnectionIsAnError) {
 // The peer may end right after its last message, and the receiver takes its messages later.
 TEST(Engine, MessagesDeliveredBeforeAnErrorCanBeFinished) {
   Job job({.ranks = 2, .rails = 2, .posted = true, .config = {}});
-  auto sender = PostedSender::open(job.engines[0], job.engines[1]->process(), 5).value();
-  auto receiver = PostedReceiver::open(job.engines[1], job.engines[0]->process(), 5).value();
+  auto sender = std::move(PostedSender::open(job.engines[0], job.engines[1]->process(), 5).value());
+  auto receiver =
+      std::move(PostedReceiver::open(job.engines[1], job.engines[0]->process(), 5).value());
   std::array<std::byte, 8> source{};
   std::array<std::byte, 24> target{};
   const MemoryId memory = receiver->add_memory(target).value();

@@ -39,7 +39,7 @@ class Process:
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.7.9.2", 0))
-        self.endpoint = "127.7.9.2:{}".format(self.listener.getsockname()[1])
+        self.endpoint = f"127.7.9.2:{self.listener.getsockname()[1]}"
 
     def take(self) -> None:
         self.connection, _ = self.listener.accept()

@@ -243,12 +243,12 @@ class Host:
                     line.send({"refused": refusal, "differs": True})
                     self._has_heard(hello)
                     return
+                self._strangers.leave(connection)  # from now on no crowd ends it
                 refusal = self._join(hello, line)
                 if refusal:
                     _LOG.warning("refused a relay from %s: %s", remote, refusal)
                     line.send({"refused": refusal})
                     return
-                self._strangers.leave(connection)
                 while not self._answer(line, int(hello["node"])):
                     line.send({"waits": True})
             except NoRelayError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
@@ -133,7 +134,8 @@ def test_a_data_parallel_engine_without_a_relay_is_left_alone() -> None:
         with connection:
             connection.settimeout(LONG_S)
             connection.sendall(b"\xff\0\0\0\0\0\0\0\x01\x7f")
-            assert connection.recv(1) == b""
+            with suppress(ConnectionResetError):  # the other side has not read the signature
+                assert connection.recv(1) == b""
         assert other.ended() is None
 
 

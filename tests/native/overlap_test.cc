@@ -102,8 +102,8 @@ TEST(Overlap, HasTheBitsOfTwoShot) {
 }
 
 TEST(Overlap, HasNoPausesBetweenBlocks) {
-  constexpr std::uint32_t slot = 256U << 10;
-  constexpr std::size_t bytes = 8U << 20;
+  constexpr std::uint32_t slot = 64U << 10;
+  constexpr std::size_t bytes = 2U << 20;
   for (const int nodes : {3, 4}) {
     Job job(nodes, slot, /*shared_nics=*/true);
     constexpr std::size_t count = bytes / sizeof(float);
@@ -112,7 +112,7 @@ TEST(Overlap, HasNoPausesBetweenBlocks) {
     const auto plain = static_cast<double>(job.run(Algorithm::two_shot, count, true).second);
     const auto overlap =
         static_cast<double>(job.run(Algorithm::two_shot_overlap, count, true).second);
-    std::cout << nodes << " nodes, 8 MiB: two_shot " << plain / ideal << ", overlap "
+    std::cout << nodes << " nodes, 2 MiB: two_shot " << plain / ideal << ", overlap "
               << overlap / ideal << " of the ideal time\n";
     EXPECT_LT(overlap, plain);
   }

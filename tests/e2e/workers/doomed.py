@@ -39,10 +39,18 @@ def a_chain(communicator: Communicator) -> None:
             communicator.recv(data, (ME - 1) % RANKS)
 
 
+def rest() -> None:
+    """Makes no call until the death of this process, however late the death is."""
+    say("at rest")
+    time.sleep(3600)
+
+
 def waiting_for_an_idle_rank(communicator: Communicator) -> None:
     """Waits for an idle rank outside of any call; no rank communicates with the victim."""
     communicator.barrier()
-    if ME == VICTIM or ARGUMENTS["idle"] == ME:
+    if ME == VICTIM:
+        rest()
+    elif ARGUMENTS["idle"] == ME:
         time.sleep(ARGUMENTS["idle_s"])
         communicator.barrier()
     else:
@@ -52,6 +60,8 @@ def waiting_for_an_idle_rank(communicator: Communicator) -> None:
 def idle(communicator: Communicator) -> None:
     """Is in no call during the victim's death; the next call reports the error."""
     communicator.barrier()
+    if ME == VICTIM:
+        rest()
     time.sleep(ARGUMENTS["idle_s"])
     communicator.barrier()
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from inputs import DEVICE
-from pairs import free_port
+from ports import free_port
 
 from r2serve import tensors
 from r2serve.communicator import Communicator

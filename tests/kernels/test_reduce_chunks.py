@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import DEVICE, DTYPES, from_bits, hard_pairs, normal, random_bits, same_bits
-from pairs import free_port
+from ports import free_port
 
 from r2serve.communicator import Communicator
 from r2serve.config import Config

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -84,15 +82,3 @@ def connect(engine: _core.Engine, process: int) -> None:
         engine.connect([process], 0.0)
     except StartupTimeoutError:
         return
-
-
-def free_port() -> int:
-    # The range lies below the kernel's ephemeral ports, so no new connection takes the port.
-    while True:
-        port = random.randrange(12_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port

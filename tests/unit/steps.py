@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pairs import free_port
+from ports import free_port
 from timely import timely
 
 from r2serve import Communicator

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from pairs import free_port
+from ports import free_port
 
 from r2serve import tensors
 from r2serve.communicator import Communicator

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from pairs import free_port
+from ports import free_port
 
 from r2serve import _core, process, start
 from r2serve.communicator import Communicator

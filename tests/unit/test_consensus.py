@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pairs import free_port
+from ports import free_port
 from timely import timely
 
 from r2serve import sites

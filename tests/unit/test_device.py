@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from captured import Captured, Looks
-from pairs import free_port
+from ports import free_port
 from timely import timely
 
 from r2serve import _core, device

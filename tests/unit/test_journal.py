@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from pairs import Pair, free_port
+from pairs import Pair
+from ports import free_port
 from timely import timely
 
 from r2serve import Communicator

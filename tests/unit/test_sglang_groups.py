@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from pairs import free_port
+from ports import free_port
 from torch.distributed import ReduceOp
 
 from r2serve import Communicator

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch.distributed
-from pairs import free_port
+from ports import free_port
 from timely import timely
 
 from r2serve.errors import StartupTimeoutError

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from pairs import free_port
+from ports import free_port
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 

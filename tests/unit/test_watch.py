@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from pairs import Pair, free_port
+from pairs import Pair
+from ports import free_port
 from timely import timely
 
 from r2serve import Communicator

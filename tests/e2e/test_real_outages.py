@@ -25,6 +25,7 @@ from r2serve.lab.lab import Lab
 FLAPS = 20
 FLAPS_OF_ALL = 5
 OUTAGE_S = 8.0
+LATE_STEPS = 2  # far more steps end in 8 s with a rail
 
 Events = list[list[dict[str, Any]]]
 
@@ -116,12 +117,15 @@ def test_steps_wait_for_the_end_of_an_outage_of_all_rails(jobs, make_lab, eventu
     steps = [stream.steps_at_rest() for stream in streams]
     paused = [stream.short_of_cpu_ns() for stream in streams]
     time.sleep(OUTAGE_S)
-    assert [stream.steps() for stream in streams] == steps
+    # A starved rank may end a step late, with data that arrived before the outage.
+    late = [stream.steps() - before for stream, before in zip(streams, steps, strict=True)]
+    assert max(late) <= LATE_STEPS
     for stream, rail in every:
         stream.lab.heal(1, rail)
     healed = time.monotonic()
     for stream, before in zip(streams, steps, strict=True):
-        eventually("further steps", lambda s=stream, b=before: s.steps() > b + 1, REJOIN_S)
+        enough = before + LATE_STEPS
+        eventually("further steps", lambda s=stream, e=enough: s.steps() > e + 1, REJOIN_S)
     after_s = time.monotonic() - healed
     for stream, rail in every:
         eventually(f"rail {rail} UP", lambda s=stream, r=rail: s.is_up(r), REJOIN_S)

@@ -211,11 +211,14 @@ def test_a_process_that_is_silent_fails(pair: Pair, monkeypatch: pytest.MonkeyPa
 
 
 def unheard(pair: Pair, unheard_ms: int) -> Watch:
-    """Returns a watch of the pair whose rank 0 has heard nothing of rank 1 for a time."""
+    """Returns a watch of the pair whose rank 0 has heard nothing of rank 1 for a time.
+
+    Its rails are UP: a starved machine may suspect one for a moment.
+    """
     seen = Watch(pair.folder)
     seen.look()
     (worker,) = seen.live()
-    silent = [replace(rail, unheard_ms=unheard_ms) for rail in worker.journal.rails]
+    silent = [replace(rail, state="UP", unheard_ms=unheard_ms) for rail in worker.journal.rails]
     worker.journal = replace(worker.journal, rails=silent, groups=[])
     return seen
 

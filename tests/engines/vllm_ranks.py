@@ -248,7 +248,7 @@ def one_node(rank: int) -> None:
 
 def error_ends_every_rank(rank: int) -> None:
     """A rank ends after a failed collective; the other ranks get a typed error and end, too."""
-    ending.DELIVERY_S = 0.5
+    ending.DELIVERY_S = 5.0  # a starved rank logs its errors late
     group = parallel_state.get_tp_group()
     group.all_reduce(torch.ones(4))
     started = time.monotonic()
@@ -339,12 +339,12 @@ class Cuda:
 
 def gpu_loss(rank: int) -> None:
     """A lost peer: outputs computed by the GPU since the loss are withheld, and the worker ends."""
-    ending.DELIVERY_S = 0.5
+    ending.DELIVERY_S = 5.0  # a starved rank logs its errors late
     group = parallel_state.get_tp_group()
     group.all_reduce(torch.ones(4))
     if rank == 1:
         dist.recv(torch.zeros(1), 0, group=group.cpu_group)  # rank 0 has the whole first result
-        time.sleep(1.0)  # until rank 0 is in its next call
+        time.sleep(5.0)  # until rank 0 is in its next call
         os._exit(0)
     dist.send(torch.ones(1), 1, group=group.cpu_group)
     total = group.all_reduce(torch.ones(4))  # enqueued in the stream; the loss is not yet known

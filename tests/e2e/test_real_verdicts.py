@@ -6,7 +6,7 @@ import itertools
 import time
 
 import pytest
-from real_rails import BLACK_HOLE, CABLE, OWN_PORT, REJOIN_S, RESET, Fault, Stream
+from real_rails import BLACK_HOLE, CABLE, OWN_PORT, REJOIN_S, RESET, Fault, Stream, wait_until_up
 
 from r2serve.lab.lab import Lab
 
@@ -116,6 +116,7 @@ def test_a_third_node_helps_locate_a_silent_port(jobs, make_lab, eventually) -> 
     )
     for rank in ranks:
         rank.hear(60)
+    wait_until_up(ranks)
     time.sleep(KNOWN_S)
     lab.black_hole(1, 0)
 

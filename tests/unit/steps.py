@@ -33,6 +33,7 @@ class Job:
                 journal_dir=str(folder) if rank == 0 else "",
                 rejoin_backoff_min_ms=1,
                 rejoin_backoff_max_ms=5,
+                dead_deadline_ms=60_000,  # the pauses of a starved machine make no rail suspect
             )
             return Communicator.standalone(
                 "127.0.0.1", port, rank, 2, name="tp:0", config=config, share_engine=False

@@ -124,7 +124,10 @@ def test_strikes_without_any_stall_are_a_problem() -> None:
     assert any("stalled" in problem for problem in report.problems())
 
 
-def test_the_rail_to_avoid_is_struck_only_if_no_other_comes_into_use() -> None:
+def test_the_rail_to_avoid_is_struck_only_if_no_other_comes_into_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(faults, "AIM_TIMEOUT_S", 60.0)  # a pause may be longer than PREFER_S
     engine = FakeEngine(in_use=0)
     began = time.monotonic()
     rail, _ = striker(engine).fault("black_hole", node=1, avoid=0)

@@ -16,6 +16,8 @@ from r2serve.lab.lab import Lab
 
 MANY = 400
 """Pairs of interfaces that a host of containers has beside its ports."""
+NAMED = 16
+"""Most interfaces without a rail that a line names."""
 STARTS = 10
 HEALTHY_S = 600.0
 BIT = 1
@@ -76,7 +78,8 @@ def test_every_start_succeeds_while_interfaces_come_and_go(jobs: Any, crowded_la
         ranks = Ranks(jobs, crowded_lab)
         ranks.await_ends(0, UP)
         for line in ranks.log(0):
-            assert "many" not in line, "the start names ports, not each interface"
+            named = line.count("many") + line.count("ynam")
+            assert named <= NAMED, "a line names a few interfaces, not each"
             assert len(line) < 1000
         ranks.finish()
     ranks = Ranks(jobs, crowded_lab)

@@ -103,12 +103,14 @@ def test_a_death_during_a_request_ends_both_nodes_with_a_status(
 def test_the_death_of_an_engine_with_its_worker_inside_ends_both_nodes_with_a_status(
     start_moe: Callable[..., Engine], node: int
 ) -> None:
-    """A data-parallel engine without tensor parallelism has no process for its worker.
+    """An engine with the executor `uni` has no process for its worker.
 
-    On CPUs vLLM starts such a process, unless the variable of vLLM says otherwise.
+    Data-parallel engines have the executor `mp` by default. On CPUs vLLM also replaces `uni` by
+    `mp`, unless the variable of vLLM says otherwise. The experts are split like tensors: vLLM's
+    kernel for CPUs ignores which experts a rank has under `--enable-expert-parallel`.
     """
     limit = {"R2CCL_LINK_TIMEOUT_S": str(LINK_TIMEOUT_S), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    flags = [*FLAG, "--enable-expert-parallel"]
+    flags = [*FLAG, "--distributed-executor-backend", "uni"]
     places = [RAILS | limit | {"R2CCL_NODE": f"node{number}"} for number in range(2)]
     engine = start_moe(1, flags, places, replicas=True)
     assert completion(engine, prompts(1)[0])

@@ -2,8 +2,8 @@
 
 The first process of ``vllm serve`` watches its engine processes. After the death of one, the first
 process ends in good order, with exit status 0. A worker that is a process of its own tells of such
-a death (:mod:`r2serve.engines.vllm.orphans`). An engine of one worker, such as a data-parallel
-engine without tensor parallelism, has no such witness. So the watching method itself tells.
+a death (:mod:`r2serve.engines.vllm.orphans`). An engine with vLLM's executor ``uni`` has its only
+worker inside, and no such witness. So the watching method itself tells.
 """
 
 from __future__ import annotations

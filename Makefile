@@ -133,7 +133,7 @@ ALL_STAGES := lint plain unit engines guest asan tsan alone
 DEADLINE ?= 4500
 
 cases: setup $(STAMPS)/system-test ## run the tests of reports from the field, long ones too, and print before and now; MACHINES=1 prints start line and doctor of their machines, SCRIPTS=FOLDER also runs scripts that judge themselves
-	@$(BIN)/python -m pytest -q -n 2 -m case --cases $(if $(MACHINES),--machines) --durations=0 --durations-min=20 $(ARGS) \
+	@$(BIN)/python -m pytest -q -n 1 -m case --cases $(if $(MACHINES),--machines) --durations=0 --durations-min=20 $(ARGS) \
 		; tests=$$?; $(if $(SCRIPTS),$(BIN)/python tests/case_scripts.py $(SCRIPTS) &&) exit $$tests
 
 # GCC builds the plain variant and clang the others, so both compilers check every file. Reports

@@ -178,7 +178,7 @@ ahead-tsan: $(STAMPS)/tools $(STAMPS)/system-test
 	$(call configure,tsan,$(TSAN_TESTS))
 	@cmake --build build/native-tsan
 native-quick: setup $(STAMPS)/system-test
-	$(call native,plain,-DR2CCL_LONG_TESTS=OFF,64,-LE 'slow|timing')
+	$(call native,plain,-DR2CCL_LONG_TESTS=OFF,64,-LE slow)
 test-native: native-plain native-asan native-tsan ## run the native tests only
 
 native-plain-long: setup $(STAMPS)/system-test

@@ -22,7 +22,16 @@ NARROW_S = 15.0
 class Ranks:
     """A rank on each node of a lab, with a stream of all-reduces."""
 
-    def __init__(self, jobs: Any, lab: Lab, rails: str = "auto", **options: Any) -> None:
+    def __init__(
+        self,
+        jobs: Any,
+        lab: Lab,
+        rails: str = "auto",
+        *,
+        pause_s: float = 0.0005,
+        **options: Any,
+    ) -> None:
+        """pause_s: pause after each all-reduce. options: options of r2ccl."""
         self.lab = lab
         self.ranks = jobs.start(
             "stream.py",
@@ -31,7 +40,7 @@ class Ranks:
             nodes=lab.nodes,
             host=lab.nodes[0].management_address,
             bytes=16 * 1024,
-            pause_s=0.0005,
+            pause_s=pause_s,
         )
         for rank in self.ranks:
             rank.hear(120)

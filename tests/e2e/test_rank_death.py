@@ -17,6 +17,7 @@ from timely import timely
 
 LINK_TIMEOUT_S = 2.0
 CERTAINTY_S = 8.0  # target: 1 s; the default of `link_timeout_s` is 30 s
+PROVED_S = 1.0  # longest time to a proof: a FIN, and refusals for 0.3 s
 CONFIG = {"link_timeout_s": LINK_TIMEOUT_S, "spin_us": 20}
 OUTAGE_S = 1.0
 CUT_TIMEOUT_S = 10.0  # longer than the test takes to cut all rails at both ends
@@ -100,7 +101,9 @@ def test_a_dead_process_is_told_as_one_long_before_the_link_timeout(
         told = said["text"]
         if "the process has ended: rank 1" in told:
             assert "verdict: peer" in told
-            show(f"rank 1 killed: known after {said['at'] - killed_at:.2f} s")
+            late_s = said["at"] - killed_at
+            show(f"rank 1 killed: known after {late_s:.2f} s")
+            check_prompt(late_s, PROVED_S)
             return
     pytest.fail(f"the death was told as a loss of rails {MOST_DEATHS} times: {told}")
 

@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.long
 LINK_TIMEOUT_S = 5
+LONG_LINK_TIMEOUT_S = 60
+PROOF_S = 1
+"""Longest time to the proof of a death."""
+ENDING_S = 15
+"""Longest time for vLLM's own end, once a worker knows of a death."""
+PROVED = re.compile(r"\b(?:the|its) process has ended\b")
+"""Words of the error, and of the core's warning, about a death by proof."""
 
 
 @pytest.mark.case("ends", "the idle node stayed when its peer was gone")
@@ -67,20 +74,8 @@ def worker_of_follower(engine: Engine) -> psutil.Process:
     return engine.nodes[1].workers()[0]
 
 
-@pytest.mark.case("27", "a node ended with status 0, or not at all")
-@pytest.mark.parametrize(
-    "victim",
-    [worker_of_follower, lambda engine: engine_of(engine.nodes[0])],
-    ids=["the follower's worker", "the leader's engine"],
-)
-def test_a_death_during_a_request_ends_both_nodes_with_a_status(
-    start_engine: Callable[..., Engine], victim: Callable[[Engine], psutil.Process]
-) -> None:
-    """A supervisor starts again what ends with a status other than 0."""
-    limit = {"R2CCL_LINK_TIMEOUT_S": str(LINK_TIMEOUT_S)}
-    engine = start_engine(
-        2, FLAG, [RAILS | limit | {"R2CCL_NODE": f"node{number}"} for number in range(2)]
-    )
+def ended_by_death(engine: Engine, victim: Callable[[Engine], psutil.Process]) -> float:
+    """Kills a process during a request; returns the time until both nodes ended with a status."""
 
     def ask() -> None:
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
@@ -95,7 +90,42 @@ def test_a_death_during_a_request_ends_both_nodes_with_a_status(
     took_s = time.monotonic() - killed
     for node in engine.nodes:
         assert node.process.poll() not in (0, None), node.log[-3000:]
-    timely(lambda: took_s < LINK_TIMEOUT_S + 15, f"the nodes ended after {took_s:.1f} s", 0)
+    return took_s
+
+
+@pytest.mark.case("27", "a node ended with status 0, or not at all")
+@pytest.mark.parametrize(
+    "victim",
+    [worker_of_follower, lambda engine: engine_of(engine.nodes[0])],
+    ids=["the follower's worker", "the leader's engine"],
+)
+def test_a_death_during_a_request_ends_both_nodes_with_a_status(
+    start_engine: Callable[..., Engine], victim: Callable[[Engine], psutil.Process]
+) -> None:
+    """A supervisor starts again what ends with a status other than 0."""
+    limit = {"R2CCL_LINK_TIMEOUT_S": str(LINK_TIMEOUT_S)}
+    engine = start_engine(
+        2, FLAG, [RAILS | limit | {"R2CCL_NODE": f"node{number}"} for number in range(2)]
+    )
+    took_s = ended_by_death(engine, victim)
+    limit_s = LINK_TIMEOUT_S + ENDING_S
+    timely(lambda: took_s < limit_s, f"the nodes ended after {took_s:.1f} s", 0)
+
+
+@pytest.mark.case("27", "a node ended with status 0, or not at all")
+def test_a_proved_death_ends_both_nodes_long_before_the_link_timeout(
+    start_engine: Callable[..., Engine], show: Callable[[str], None]
+) -> None:
+    """A victim with unread bytes on every rail sends no FIN, so that nothing proves its death."""
+    limit = {"R2CCL_LINK_TIMEOUT_S": str(LONG_LINK_TIMEOUT_S)}
+    engine = start_engine(
+        2, FLAG, [RAILS | limit | {"R2CCL_NODE": f"node{number}"} for number in range(2)]
+    )
+    took_s = ended_by_death(engine, worker_of_follower)
+    proved = PROVED.search(engine.nodes[0].log) is not None
+    show(f"the nodes ended after {took_s:.1f} s, {'by proof' if proved else 'without a proof'}")
+    limit_s = (PROOF_S if proved else LONG_LINK_TIMEOUT_S) + ENDING_S
+    timely(lambda: took_s < limit_s, f"the nodes ended after {took_s:.1f} s", 0)
 
 
 @pytest.mark.case("27", "a node ended with status 0, or not at all")
@@ -124,7 +154,8 @@ def test_the_death_of_an_engine_with_its_worker_inside_ends_both_nodes_with_a_st
     for each in engine.nodes:
         assert each.process.poll() not in (0, None), each.log[-3000:]
     assert engine.nodes[node].process.poll() == EXIT_STATUS
-    timely(lambda: took_s < LINK_TIMEOUT_S + 15, f"the nodes ended after {took_s:.1f} s", 0)
+    limit_s = LINK_TIMEOUT_S + ENDING_S
+    timely(lambda: took_s < limit_s, f"the nodes ended after {took_s:.1f} s", 0)
 
 
 @pytest.mark.case("28", "the follower ended its workers, and no stream finished")

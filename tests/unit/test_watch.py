@@ -18,7 +18,7 @@ from timely import timely
 from r2serve import Communicator
 from r2serve.config import Config
 from r2serve.observe import health, watch
-from r2serve.observe.journal import Journal
+from r2serve.observe.journal import Group, Journal
 from r2serve.observe.watch import NumberedEvent, Watch, Worker
 
 
@@ -231,6 +231,26 @@ def test_a_peer_silent_on_all_rails_fails_from_the_limit_on(pair: Pair) -> None:
     assert found.reasons == ("rank 0: rank 1 has sent nothing on any rail for 5 s",)
     assert health.examine(unheard(pair, 5_100), stuck_s=6.0).status == "ok"
     assert health.examine(unheard(pair, 400), stuck_s=0.3).status == "failing"
+
+
+@pytest.mark.case("25", "a rank that waits was no longer ready, although its peer computed")
+@pytest.mark.parametrize("call", ["recv", "send", "all_reduce"])
+def test_a_long_call_of_a_pipeline_stage_needs_a_silent_peer_to_fail(pair: Pair, call: str) -> None:
+    """A prefill of 20 s, a graph capture or a slow step of the other stage is no fault."""
+    until(lambda: state_of(pair).status == "ok")
+    began_ns = time.monotonic_ns() - 20_000_000_000
+    stage = Group("pp:0", 1, 0, 2, call, began_ns, 0, 0, 0, closed=False, latencies={})
+
+    def found(unheard_ms: int) -> health.Health:
+        seen = unheard(pair, unheard_ms)
+        (worker,) = seen.live()
+        worker.journal = replace(worker.journal, groups=[stage])
+        return health.examine(seen)
+
+    assert found(400).status == "ok"
+    (reason,) = found(5_100).reasons
+    silence = "rank 0: rank 1 has sent nothing on any rail for 5 s"
+    assert re.fullmatch(rf"{silence}; {call} of pp:0 has run for \d+ s", reason)
 
 
 @pytest.mark.case("25", "a collective of 5 s was no longer ready, although the peer computed")

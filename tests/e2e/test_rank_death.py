@@ -17,7 +17,6 @@ from timely import timely
 
 LINK_TIMEOUT_S = 2.0
 CERTAINTY_S = 8.0  # target: 1 s; the default of `link_timeout_s` is 30 s
-PROVED_S = 1.0  # longest time to a proof: a FIN, and refusals for 0.3 s
 CONFIG = {"link_timeout_s": LINK_TIMEOUT_S, "spin_us": 20}
 OUTAGE_S = 1.0
 CUT_TIMEOUT_S = 10.0  # longer than the test takes to cut all rails at both ends
@@ -81,8 +80,13 @@ def test_kill_gives_every_other_rank_the_typed_error_in_time(
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "limit_s",
+    [10.0, pytest.param(1.0, marks=pytest.mark.long)],
+    ids=["on a busy machine", "on a quiet machine"],
+)
 def test_a_dead_process_is_told_as_one_long_before_the_link_timeout(
-    jobs, show: Callable[[str], None]
+    jobs, show: Callable[[str], None], limit_s: float
 ) -> None:
     """A process with unread bytes on every rail sends no FIN, so the victim owes a message.
 
@@ -103,7 +107,7 @@ def test_a_dead_process_is_told_as_one_long_before_the_link_timeout(
             assert "verdict: peer" in told
             late_s = said["at"] - killed_at
             show(f"rank 1 killed: known after {late_s:.2f} s")
-            check_prompt(late_s, PROVED_S)
+            check_prompt(late_s, limit_s)
             return
     pytest.fail(f"the death was told as a loss of rails {MOST_DEATHS} times: {told}")
 

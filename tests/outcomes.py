@@ -168,7 +168,8 @@ def timing_programs(build: Path) -> set[str]:
         text=True,
         check=False,
     )
-    return {line.split()[-1] for line in done.stdout.splitlines() if "Test #" in line}
+    # Short numbers have more spaces: "Test  #7: name", "Test #10: name".
+    return set(re.findall(r"^ +Test +#\d+: (\S+)$", done.stdout, re.MULTILINE))
 
 
 def native_cases(report: Path) -> tuple[int, list[tuple[str, str]], list[str]]:

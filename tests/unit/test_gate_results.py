@@ -185,3 +185,11 @@ def test_a_record_without_a_place_is_refused_before_the_run(
     assert f"({gate.RECORD_VARIABLE}) is {tmp_path / 'file' / 'gate.jsonl'}: " in (
         capsys.readouterr().err
     )
+
+
+def test_programs_with_the_label_timing_are_found_by_any_number(tmp_path: Path) -> None:
+    lines = [f'add_test(rail{number}_test_0 "/bin/true")' for number in range(12)]
+    for number, labels in ((0, "timing"), (1, "slow"), (10, "slow;timing")):
+        lines.append(f'set_tests_properties(rail{number}_test_0 PROPERTIES LABELS "{labels}")')
+    (tmp_path / "CTestTestfile.cmake").write_text("\n".join(lines) + "\n")
+    assert outcomes.timing_programs(tmp_path) == {"rail0_test_0", "rail10_test_0"}

@@ -16,11 +16,13 @@ import psutil
 import pytest
 from answers import FLAG, RAILS
 from features import EXACT, TOKENS, completion, together
+from served_stage import SILENCE_S, STREAMS, a_stage
 from test_vllm_features import Rails
 from timely import ended, timely
 
 from r2serve.engines.children import EXIT_STATUS
 from r2serve.lab.serving.model import prompts
+from r2serve.lab.serving.serve import Server
 
 if TYPE_CHECKING:
     from conftest import Engine, ServeNode
@@ -32,8 +34,6 @@ PROOF_S = 1
 """Longest time to the proof of a death."""
 ENDING_S = 15
 """Longest time for vLLM's own end, once a worker knows of a death."""
-PROVED = re.compile(r"\b(?:the|its) process has ended\b")
-"""Words of the error, and of the core's warning, about a death by proof."""
 
 
 @pytest.mark.case("ends", "the idle node stayed when its peer was gone")
@@ -113,19 +113,28 @@ def test_a_death_during_a_request_ends_both_nodes_with_a_status(
 
 
 @pytest.mark.case("27", "a node ended with status 0, or not at all")
-def test_a_proved_death_ends_both_nodes_long_before_the_link_timeout(
-    start_engine: Callable[..., Engine], show: Callable[[str], None]
-) -> None:
-    """A victim with unread bytes on every rail sends no FIN, so that nothing proves its death."""
-    limit = {"R2CCL_LINK_TIMEOUT_S": str(LONG_LINK_TIMEOUT_S)}
-    engine = start_engine(
-        2, FLAG, [RAILS | limit | {"R2CCL_NODE": f"node{number}"} for number in range(2)]
-    )
-    took_s = ended_by_death(engine, worker_of_follower)
-    proved = PROVED.search(engine.nodes[0].log) is not None
-    show(f"the nodes ended after {took_s:.1f} s, {'by proof' if proved else 'without a proof'}")
-    limit_s = (PROOF_S if proved else LONG_LINK_TIMEOUT_S) + ENDING_S
-    timely(lambda: took_s < limit_s, f"the nodes ended after {took_s:.1f} s", 0)
+def test_a_proved_death_ends_both_nodes_long_before_the_link_timeout() -> None:
+    """The relay of the victim's node proves the death, whatever bytes the victim left unread."""
+    settings = {"R2CCL_LINK_TIMEOUT_S": str(LONG_LINK_TIMEOUT_S)}
+    with a_stage("vllm") as stage, stage.server(label="death", settings=settings) as server:
+        server.wait_until_ready(lambda _: None)
+        load = stage.load(server, "death")
+        load.wait_for_tokens(STREAMS * 16, SILENCE_S)
+        below = psutil.Process(server._processes[1].pid).children(recursive=True)
+        (victim,) = (each for each in below if "Worker" in "".join(each.cmdline()[:1]))
+        victim.kill()
+        killed = time.monotonic()
+        for number, process in enumerate(server._processes):
+            status = ended(process, f"node {number} after the death", within_s=120)
+            assert status != 0, log_of(server, number)[-3000:]
+        took_s = time.monotonic() - killed
+        load.stop()
+        assert "its process has ended (the relay of its node says so)" in log_of(server, 0)
+    timely(lambda: took_s < PROOF_S + ENDING_S, f"the nodes ended after {took_s:.1f} s", 0)
+
+
+def log_of(server: Server, node: int) -> str:
+    return server.log_path(node).read_text(errors="replace")
 
 
 @pytest.mark.case("27", "a node ended with status 0, or not at all")

@@ -90,8 +90,9 @@ class Node(Starter):
 
     def kill_all(self) -> None:
         """Kills exactly the processes of the node, in any session."""
-        # Kill the stand-ins outside of the node first. A stand-in still entering the namespaces
-        # would otherwise start its command after the kill.
+        # All at once: the child of a killed process could otherwise still end in good order.
+        self.holder.kill_all()
+        # A stand-in outside that was still entering the namespaces may have begun its command.
         for process in self._processes:
             process.kill()
             process.wait()

@@ -232,14 +232,15 @@ def test_a_node_joins_after_the_start(make_lab: Callable[..., Lab], start: Start
 
 
 def test_a_relay_that_is_killed_ends_the_relay_of_the_other_node(pair: Lab, start: Start) -> None:
-    relays = start_relays(pair, start)
+    limit = {"R2CCL_LINK_TIMEOUT_S": "5"}
+    relays = [start_relay(pair, start, node, limit) for node in (0, 1)]
     for relay in relays:
         relay.hear("prefix")
     pair.nodes[1].kill_all()
     failed = relays[0].hear("failed")
     assert failed["error"] == "PeerLostError"
     assert "the relay of node 1: " in failed["failed"]
-    # A relay that leaves unread bytes on every rail counts as lost after link_timeout_s (30 s).
+    # A relay that leaves unread bytes on every rail counts as lost after link_timeout_s.
     reasons = ("its process is gone", "no rail within the link timeout")
     assert any(reason in failed["failed"] for reason in reasons), failed
     assert ended(relays[0].process, "relay 0", 30) == FAILED
@@ -357,8 +358,8 @@ def test_the_word_of_a_relay_tells_of_a_death(
 
 
 def test_a_torch_job_ends_with_a_lost_node(pair: Lab, start: Start) -> None:
-    jobs = start_jobs(pair, start)
+    """A relay with unread bytes on every rail counts as lost after link_timeout_s."""
+    jobs = start_jobs(pair, start, R2CCL_LINK_TIMEOUT_S="5")
     jobs[0].go_on(1)
     pair.nodes[1].kill_all()
-    # A relay that leaves unread bytes on every rail counts as lost after link_timeout_s (30 s).
     assert ended(jobs[0].process, "job 0", 60) == FAILED

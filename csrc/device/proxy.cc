@@ -61,6 +61,19 @@ void Proxy::give_up_after(const std::exception& error) {
   } catch (const std::exception&) {
     give_up(std::move(out_of_memory_));
   }
+  if (options_.on_exception) tell_other_ranks();
+}
+
+// The notice needs memory.
+void Proxy::tell_other_ranks() {
+  for (;;) {
+    try {
+      return options_.on_exception(failure());
+    } catch (const std::exception&) {
+      std::unique_lock lock(mutex_);
+      if (changed_.wait_for(lock, options_.watch_interval, [this] { return closing_; })) return;
+    }
+  }
 }
 
 bool Proxy::await_post() {

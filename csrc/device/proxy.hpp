@@ -21,6 +21,10 @@ struct ProxyOptions {
   // Called every `watch_interval` while nothing is posted; an error ends the proxy.  May be empty.
   std::function<Status()> watch;
   std::chrono::microseconds watch_interval{10'000};
+  // Called with the error after an exception has ended the proxy: other ranks wait for collectives
+  // that this proxy does not carry out.  If the call throws, it is repeated every `watch_interval`.
+  // May be empty.
+  std::function<void(const Status&)> on_exception;
 };
 
 // Serves a single mailbox.  A thread for several mailboxes could serve them in orders that differ
@@ -50,6 +54,7 @@ class Proxy {
   bool await_post();  // false: the proxy must end, or has ended
   void give_up(Status why);
   void give_up_after(const std::exception& error);
+  void tell_other_ranks();
 
   Server server_;
   const ProxyOptions options_;

@@ -91,6 +91,10 @@ Status StreamCommunicator::open(const StreamOptions& options) {
                                                              .device = *device_});
   ProxyOptions proxy = options.proxy;
   if (node_.active()) proxy.watch = [runner = runner_.get()] { return runner->watch(); };
+  proxy.on_exception = [this](const Status& why) {
+    communicator_.abort(why.message());
+    if (node_.active()) node_.inter_node()->abort(why.message());
+  };
   Proxy::Flush flush;
   if (direct_.memory().host_view) flush = [runner = runner_.get()] { return runner->flush(); };
   auto made = std::make_unique<Proxy>(

@@ -2,21 +2,21 @@
 #pragma once
 
 #include <cstddef>
-#include <system_error>
+#include <exception>
 #include <utility>
 
 #include "base/threads.hpp"
 
 namespace r2ccl {
 
-// Runs `body` on a detached thread.  Returns false if the system cannot create a thread (process
-// limit); `body` is not run then.
+// Runs `body` on a detached thread.  Returns false if the system cannot create a thread (limit of
+// processes, or memory); `body` is not run then.
 template <std::size_t bytes, typename Body>
 [[nodiscard]] bool run_detached(const char (&name)[bytes], Body body) {
   try {
     make_thread(name, std::move(body)).detach();
     return true;
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {  // system_error or bad_alloc
     return false;
   }
 }

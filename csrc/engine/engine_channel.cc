@@ -1,8 +1,11 @@
 #include "engine/engine_channel.hpp"
 
 #include <algorithm>
+#include <chrono>
+#include <exception>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "base/interrupt.hpp"
@@ -122,6 +125,29 @@ Status EngineChannel::conclude(Status status) {
     loss_measured_ = 0;  // the next call looks at the rails again
   }
   return end_call(std::move(status));
+}
+
+// Memory may be what has failed, and the end of a call needs memory, too.  Nothing may access the
+// caller's buffers after the return, so the end is repeated until it succeeds.
+Status EngineChannel::conclude_after(const std::exception& error) {
+  for (;;) {
+    try {
+      const StepLock lock(*this);
+      (void)end_call({ErrorCode::internal, std::string("exception in a call: ") + error.what()});
+      return failure();
+    } catch (const std::exception&) {
+      await_memory();
+    }
+  }
+}
+
+// Pauses without the engine's lock: other threads send what the rails hold, and free memory.
+// Allocates nothing.
+void EngineChannel::await_memory() {
+  const bool held = holds_lock_;
+  if (held) engine_->unlock();
+  std::this_thread::sleep_for(std::chrono::milliseconds(engine_->config().background_interval_ms));
+  if (held) engine_->lock();
 }
 
 Status EngineChannel::expect(int peer, std::size_t skip, std::span<std::byte> memory) {

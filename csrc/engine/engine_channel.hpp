@@ -83,22 +83,16 @@ class EngineChannel final : public LinkChannel {
   };
 
   void begin(Collective noted, std::size_t bytes, JournalGroup* group);
-  // Runs the body; an exception becomes an error, which ends the call on every rank.
-  template <typename Body>
-  Status guarded(const Body& body) {
-    try {
-      return body();
-    } catch (const std::exception& error) {
-      return {ErrorCode::internal, std::string("exception in a call: ") + error.what()};
-    }
-  }
+  // Runs a call.  An exception becomes an error, which ends the call on every rank.
   template <typename Body>
   Status run(const CallTag& tag, const Body& body) {
     R2CCL_TRY(enter(tag));
-    return conclude(guarded([&] {
+    try {
       prepare();
-      return body();
-    }));
+      return conclude(body());
+    } catch (const std::exception& error) {
+      return conclude_after(error);
+    }
   }
   // Returns an error once the program around wants the call to end, or call_timeout_s has passed.
   Status check_patience(TimeNs now);
@@ -110,6 +104,8 @@ class EngineChannel final : public LinkChannel {
   // Exchanges the losses of bandwidth; throws if memory runs out.
   void prepare();
   Status conclude(Status status);
+  Status conclude_after(const std::exception& error);
+  void await_memory();
   [[nodiscard]] Peer* peer_of(int rank) const { return peers_[static_cast<std::size_t>(rank)]; }
 
   // A small call holds the engine's lock from beginning to end, except its waits.  A large call

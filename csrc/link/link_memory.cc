@@ -1,7 +1,6 @@
 // Memory accessed by verbs rails: announcements of memory for RDMA writes in both directions, and
 // the release of memory of closed streams.
 #include <algorithm>
-#include <utility>
 
 #include "link/link.hpp"
 #include "link/mutants.hpp"
@@ -124,11 +123,13 @@ void Link::forget_memory(RailId id) {
   free_deferred();
 }
 
-// Keeps the memory of closed streams while a rail may still read or write the blocks.
+// Keeps the memory of closed streams while a rail may still read or write the blocks.  Streams
+// without their blocks cannot work, so all that may throw comes before.
 void Link::defer_free(Streams& pair) {
   const std::uint64_t communicator = pair.in.communicator();
-  DeferredFree deferred{
-      communicator, pair.in.offered, {}, pair.in.take_block(), pair.out.take_block()};
+  DeferredFree& deferred = deferred_frees_.emplace_back();
+  deferred.communicator = communicator;
+  deferred.written_by = pair.in.offered;
   for (RailId id = 0; id < rails_.size(); ++id) {
     Rail& rail = rails_[id];
     if (!rail.one_sided()) continue;
@@ -139,7 +140,8 @@ void Link::defer_free(Streams& pair) {
     if (rail.path.remote_slots.erase(communicator) > 0 && connected(id))
       rail.control.released.push_back(communicator);
   }
-  deferred_frees_.push_back(std::move(deferred));
+  deferred.in.emplace(pair.in.take_block());
+  deferred.out.emplace(pair.out.take_block());
   free_deferred();
 }
 

@@ -75,6 +75,7 @@ bool Link::has_frames(RailId id) const {
 bool Link::next_frame(RailId id, OutFrame& frame, TimeNs now) {
   Rail& rail = rails_[id];
   if (!connected(id)) return false;
+  rail.path.attempts.make_room();  // a frame that is counted and not sent would never be acked
   frame = {};
   bool found = rail.control.any(aborts_.end(), refusals_.end()) && next_control(id, frame, now);
   const bool data = takes_data(id);

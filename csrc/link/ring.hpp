@@ -20,8 +20,12 @@ class Ring {
     return items_[(begin_ + index) & (items_.size() - 1)];
   }
 
-  void push_back(const T& item) {
+  // Makes room for a push_back(), which then does not throw.
+  void make_room() {
     if (size_ == items_.size()) grow();
+  }
+  void push_back(const T& item) {
+    make_room();
     ++size_;
     (*this)[size_ - 1] = item;
   }

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -83,12 +84,12 @@ class StreamBlock {
 
 // Memory of closed streams, kept until no rail can access the blocks.
 struct DeferredFree {
-  std::uint64_t communicator;
-  std::uint64_t written_by;  // bit r: the peer may write over rail r
+  std::uint64_t communicator = 0;
+  std::uint64_t written_by = 0;  // bit r: the peer may write over rail r
   // Rails with reads in flight; the reads of a rail end with the path ack of the position.
-  std::vector<std::pair<RailId, std::uint64_t>> read_by;
-  StreamBlock in;
-  StreamBlock out;
+  std::vector<std::pair<RailId, std::uint64_t>> read_by{};
+  std::optional<StreamBlock> in{};
+  std::optional<StreamBlock> out{};
 };
 
 }  // namespace r2ccl

@@ -124,8 +124,8 @@ bool FramedRail::detach(const DetachScope& scope, TimeNs /*now*/) {
 // Copies the unsent rest of a payload into memory of this object.  Returns false if the copy
 // failed.
 bool FramedRail::copy_out(std::size_t part) {
+  detached_.emplace_back(parts_[part].iov_len);  // may throw, so comes before the first change
   payload_of_[part] = nullptr;
-  detached_.emplace_back(parts_[part].iov_len);
   const bool copied =
       copy_bytes(detached_.back().data(), static_cast<const std::byte*>(parts_[part].iov_base),
                  parts_[part].iov_len);

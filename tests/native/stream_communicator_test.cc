@@ -9,8 +9,10 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -377,6 +379,36 @@ TEST(StreamCommunicator, ADriverErrorIsReportedAndLeavesNoMemory) {
     fake().call("fake_cuda_fail", "cuLaunchKernel", 719);
     EXPECT_NE(rank.collectives->barrier(rank.stream).message().find("cuLaunchKernel"),
               std::string::npos);
+  });
+}
+
+// Rank 0 stays open until the other rank, which waits for it in a collective, knows.
+TEST(StreamCommunicator, AnExceptionInAProxyIsAnErrorOnEveryRank) {
+  Config config;
+  config.call_timeout_s = testing::patience_s;
+  Job job({.ranks = 2, .rails = 1, .config = config});
+  std::atomic<int> made = 0;
+  std::atomic<bool> knows = false;
+  job.run([&](int me, Communicator& communicator) {
+    StreamOptions with = options();
+    if (me == 0)
+      with.proxy.watch = [&made]() -> Status {
+        if (made == 2) throw std::bad_alloc();
+        return {};
+      };
+    auto created = StreamCommunicator::create(communicator, with);
+    ASSERT_TRUE(created.ok()) << created.take_status().message();
+    ++made;
+    if (me == 0) {
+      EXPECT_TRUE(eventually([&] { return knows.load(); }, "rank 1 knows"));
+      EXPECT_EQ(created.value()->failure().code(), ErrorCode::internal);
+    } else {
+      const Status status = communicator.barrier();
+      EXPECT_EQ(status.code(), ErrorCode::aborted);
+      EXPECT_NE(status.message().find("exception in the proxy"), std::string::npos)
+          << status.message();
+      knows = true;
+    }
   });
 }
 

@@ -133,7 +133,10 @@ void Job::run(const std::function<void(int, Communicator&)>& body) {
 }
 
 std::vector<JournalRecord> Job::records(std::size_t rank) const {
-  const std::string bytes = engines[rank]->journal_bytes();
+  return records_in(engines[rank]->journal_bytes());
+}
+
+std::vector<JournalRecord> records_in(const std::string& bytes) {
   JournalHeader header;
   std::memcpy(&header, bytes.data(), sizeof(header));
   std::vector<JournalRecord> found;

@@ -21,6 +21,9 @@
 
 namespace r2ccl::testing {
 
+// Returns the records of a journal in storage order: oldest first, unless the ring has wrapped.
+std::vector<JournalRecord> records_in(const std::string& bytes);
+
 class Job {
  public:
   struct Options {
@@ -64,7 +67,7 @@ class Job {
   // Runs body(rank, communicator) in a thread per rank.
   void run(const std::function<void(int, Communicator&)>& body);
 
-  // Returns the rank's journal records in storage order: oldest first, unless the ring has wrapped.
+  // Returns the rank's journal records; see records_in().
   [[nodiscard]] std::vector<JournalRecord> records(std::size_t rank) const;
   [[nodiscard]] TimeNs longest_stall(std::size_t rank) const;
 

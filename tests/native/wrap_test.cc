@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -76,6 +77,7 @@ void run_past_the_end(int verbs) {
   for (std::size_t rank = 0; rank < 2; ++rank) {
     const std::vector<JournalRecord> records = job.records(rank);
     ASSERT_FALSE(records.empty());
+    for (const JournalRecord& record : records) EXPECT_GT(record.sequence, first_number());
   }
 }
 
@@ -142,6 +144,72 @@ TEST_P(WrapOfEpochs, ARailRejoinsPastTheEndOf31Bits) {
         job.records(rank), [](const JournalRecord& record) { return record.sequence > end; }));
 }
 
+// The numbers of records have 64 bits.
+class WrapOfRecords : public ::testing::TestWithParam<std::uint64_t> {
+ protected:
+  static constexpr std::uint64_t records = 8;
+  void SetUp() override { set_first_number(GetParam() - records / 2); }
+  void TearDown() override { set_first_number(0); }
+};
+
+TEST_P(WrapOfRecords, TheNumbersGoOn) {
+  auto journal = Journal::open("", 1);
+  ASSERT_TRUE(journal.ok()) << journal.take_status().message();
+  for (std::uint64_t value = 1; value <= records; ++value)
+    journal.value().record({.kind = JournalKind::stall, .value = value});
+  const std::vector<JournalRecord> found = testing::records_in(journal.value().copy());
+  ASSERT_EQ(found.size(), records);
+  for (const JournalRecord& record : found)
+    EXPECT_EQ(record.sequence, first_number() + record.value);
+  const auto is_past = [](const JournalRecord& record) { return record.sequence > GetParam(); };
+  EXPECT_EQ(std::ranges::count_if(found, is_past), std::ptrdiff_t{records / 2});
+}
+
+// A step has 32 bits, and step 0 is none.
+class WrapOfSteps : public ::testing::TestWithParam<std::uint64_t> {
+ protected:
+  static constexpr int turns = 20;
+  // Returns the step of a turn, half of which are past the end.
+  static std::uint32_t step(int turn) {
+    const std::uint64_t number = GetParam() + static_cast<std::uint64_t>(turn) - turns / 2;
+    return static_cast<std::uint32_t>(number > most_steps ? number - most_steps : number);
+  }
+  static constexpr std::uint64_t most_steps = (std::uint64_t{1} << 32) - 1;
+};
+
+Status small_all_reduce(Communicator& communicator) {
+  std::array<float, 16> data{};
+  auto* bytes = reinterpret_cast<std::byte*>(data.data());
+  return communicator.all_reduce(bytes, bytes, data.size(), DType::f32, ReduceOp::sum,
+                                 Algorithm::automatic);
+}
+
+TEST_P(WrapOfSteps, RanksThatPartPastTheEndGetAnErrorAndOthersNone) {
+  constexpr int parting = turns * 3 / 4;  // rank 1 leaves out the last call of this turn
+  for (const bool parts : {false, true}) {
+    Config config = limited();
+    config.consensus = Consensus::step;
+    Job job({.ranks = 2, .rails = 1, .config = config});
+    job.run([&](int rank, Communicator& communicator) {
+      Status status;
+      int turn = 0;
+      for (; turn < turns; ++turn) {
+        status = communicator.begin_step(step(turn), "");
+        if (status.ok()) status = small_all_reduce(communicator);
+        const bool leaves_out = parts && rank == 1 && turn == parting;
+        if (status.ok() && !leaves_out) status = small_all_reduce(communicator);
+        if (status.ok()) status = communicator.end_step();
+        if (!status.ok()) break;
+      }
+      EXPECT_EQ(turn, parts ? parting : turns);
+      EXPECT_EQ(status.code(), parts ? ErrorCode::order_mismatch : ErrorCode::ok)
+          << status.message();
+      const std::string named = parts ? "step " + std::to_string(step(parting)) : "";
+      EXPECT_NE(status.message().find(named), std::string::npos) << status.message();
+    });
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Rails, WrapOfEpochs, ::testing::Values(0, 1), [](const auto& tested) {
   return tested.param == 0 ? "OverTcp" : "OverVerbs";
 });
@@ -152,6 +220,16 @@ INSTANTIATE_TEST_SUITE_P(AtTheEnd, Wrap,
                          [](const auto& tested) {
                            return tested.param >> 31 == 0 ? "Of31Bits" : "Of32Bits";
                          });
+
+constexpr std::array ends{std::uint64_t{1} << 31, std::uint64_t{1} << 32};
+
+std::string bits_of(const ::testing::TestParamInfo<std::uint64_t>& tested) {
+  return tested.param == ends[0] ? "Of31Bits" : "Of32Bits";
+}
+
+INSTANTIATE_TEST_SUITE_P(PastTheEnd, WrapOfRecords, ::testing::ValuesIn(ends), bits_of);
+
+INSTANTIATE_TEST_SUITE_P(PastTheEnd, WrapOfSteps, ::testing::ValuesIn(ends), bits_of);
 
 }  // namespace
 }  // namespace r2ccl

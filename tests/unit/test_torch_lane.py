@@ -6,16 +6,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from pairs import Pair
 from timely import timely
 
+from r2serve import _core
 from r2serve.engines.torch import lane
 from r2serve.engines.torch.group import R2cclGroup
 from r2serve.engines.torch.lane import Lane, R2cclWork
-from r2serve.errors import InvalidArgumentError, PeerClosedError
+from r2serve.errors import AbortedError, InvalidArgumentError, PeerClosedError
 
 
 class Asked:
@@ -104,6 +107,25 @@ def test_a_wait_beyond_its_timeout_gives_the_work_up(asked: Asked) -> None:
     with pytest.raises(ValueError, match="given up"):
         work.wait(timedelta(seconds=0.05))
     assert asked.given_up == ["endless has not ended within 0.05 s (timeout)"]
+
+
+def test_a_wait_ends_after_call_timeout_s_on_all_ranks(tmp_path: Path, asked: Asked) -> None:
+    """Rank 1 does not call in time, and the timeout of the work is longer than the option."""
+    pair = Pair(tmp_path, call_timeout_s=0.5)
+    try:
+        pair.wait_for_state(0, "UP")
+        processes = [end.info.process for end in pair.ends]
+        ranks = [
+            _core.Communicator(end.engine, 7, "late", rank, processes, [0, 1], "auto")
+            for rank, end in enumerate(pair.ends)
+        ]
+        work = R2cclWork("barrier", ranks[0].barrier, [], 60.0, ranks[0].abort)
+        with pytest.raises(AbortedError, match=r"rank 0 has waited for call_timeout_s = 0\.5"):
+            asked.lane.add(work, wait=False).wait()
+        with pytest.raises(AbortedError, match=r"rank 0 has waited for call_timeout_s = 0\.5"):
+            ranks[1].barrier()
+    finally:
+        pair.close()
 
 
 @pytest.mark.parametrize("limit", [None, timedelta(seconds=60)])

@@ -446,6 +446,29 @@ TEST_F(Relays, ConnectionsOfOtherUsersAreReset) {
   EXPECT_EQ(status, 0);
 }
 
+// Any user of the network namespace can connect to an abstract socket, so the relay checks the uid.
+TEST_F(Relays, SyncIsRefusedToOtherUsers) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  auto name = SocketAddress::abstract_unix(sync_socket_name(prefixes_[0], 0));
+  ASSERT_TRUE(name.ok());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (::setresuid(65534, 65534, 65534) != 0) ::_exit(1);
+    const int stranger = ::socket(AF_UNIX, SOCK_STREAM, 0);
+    if (::connect(stranger, name.value().get(), name.value().size) != 0) ::_exit(2);
+    char byte = 0;
+    ::_exit(::recv(stranger, &byte, 1, 0) == 0 ? 0 : 3);  // the end, without an answer
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  bool logged = false;
+  for (const LogLine& line : job_.engines[0]->log().take().value_or(std::deque<LogLine>()))
+    logged = logged || line.text.find("refused SYNC of user 65534") != std::string::npos;
+  EXPECT_TRUE(logged);
+  EXPECT_EQ(sync(0), "ok\n") << "the own user is refused, too";
+}
+
 // ---- parts ----
 
 TEST(Relay, APrefixIsHeldByOneRelayOfAHost) {

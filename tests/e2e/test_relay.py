@@ -25,6 +25,7 @@ from r2serve.lab.nodes import Node
 R2SERVE = Path(sys.executable).with_name("r2serve")
 TALK = Path(__file__).parent / "workers" / "relay_talk.py"
 TORCH = TALK.with_name("relay_torch.py")
+PARENT = TALK.with_name("relay_parent.py")
 MASTERS = "10.77.0.1,10.77.1.1,10.77.2.1"
 FAILED = 70
 
@@ -256,6 +257,26 @@ def test_a_relay_ends_with_its_parent_and_tells_the_other_node(pair: Lab, start:
     assert failed["error"] == "PeerClosedError"
     assert "node 0 has ended" in failed["failed"]
     assert ended(relays[1].process, "relay 1", 30) == FAILED
+
+
+def test_a_relay_ends_with_a_killed_parent_whose_child_has_the_pipe(
+    pair: Lab, start: Start, show: Callable[[str], None]
+) -> None:
+    """The pipe stays open, so only the number of the parent tells the relay of the death."""
+    relay = start_relay(pair, start, 0)
+    place = ["1", "2", "10.77.0.1", "29500"]
+    parent = start(pair.nodes[1], sys.executable, str(PARENT), *place)
+    relay.hear("prefix")
+    parent.hear("prefix")
+    killed = time.monotonic()
+    parent.say("die")
+    failed = relay.hear("failed")
+    late_s = time.monotonic() - killed
+    assert failed["error"] == "PeerClosedError"
+    assert "node 1 has ended" in failed["failed"]
+    assert ended(relay.process, "relay 0", 30) == FAILED
+    show(f"parent of relay 1 killed: relay 0 ends after {late_s:.2f} s")
+    timely(lambda: late_s < 3.0, f"relay 0 ended after {late_s:.2f} s", 0)
 
 
 def test_a_stop_of_all_processes_of_a_unit_leaves_the_relay_to_its_parent(

@@ -16,11 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
+from prometheus_client.parser import text_string_to_metric_families
 from real_rails import rejecting
 from timely import ended, timely
 
+from r2serve.cli import main
 from r2serve.lab.lab import Lab
 from r2serve.lab.nodes import Node
+from r2serve.observe.sidecar.metrics import Metrics
+from r2serve.observe.watch import Watch
 
 R2SERVE = Path(sys.executable).with_name("r2serve")
 TALK = Path(__file__).parent / "workers" / "relay_talk.py"
@@ -220,6 +225,47 @@ def test_a_start_without_the_management_nic(pair: Lab, start: Start) -> None:
     ready = [relay.hear("prefix") for relay in relays]
     talk = start_talk(pair, start, ready[0]["prefix"])
     talk.go_on(1)
+
+
+def ask(folder: Path, *words: str) -> Result:
+    """Runs a command of `r2serve` for the journals of a folder."""
+    runner = CliRunner(env={"COLUMNS": "200"})
+    return runner.invoke(main, [*words, "--journal-dir", str(folder)])
+
+
+def ends_of(rails: Sequence[dict[str, Any]]) -> set[tuple[str, str]]:
+    return {(rail["label"], rail["peer"]) for rail in rails}
+
+
+def test_tools_name_a_relay_by_its_node(pair: Lab, start: Start, tmp_path: Path) -> None:
+    """A lost rail of a relay must not look like a lost rail of a worker."""
+    folder = tmp_path / "journals"
+    folder.mkdir(mode=0o700)
+    relays = [
+        start_relay(pair, start, 0, {"R2CCL_JOURNAL_DIR": str(folder)}),
+        start_relay(pair, start, 1),
+    ]
+    for relay in relays:
+        relay.hear("prefix")
+    wanted = {("relay of node 0", "relay of node 1")}
+
+    def shown() -> bool:
+        return ends_of(json.loads(ask(folder, "rails", "--json").stdout)) == wanted
+
+    timely(shown, "`r2serve rails` shows the rails of the relay")
+    assert "relay of node 0" in ask(folder, "rails", "--links").output
+    summary = json.loads(ask(folder, "top", "--json", "--count", "1").stdout)
+    assert ends_of(summary["rails"]) == wanted
+    watch = Watch(folder)
+    watch.look()
+    text = Metrics(watch).render().decode()
+    labels = {
+        (sample.labels["worker"], sample.labels["peer"])
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "r2serve_rail_up"
+    }
+    assert labels == wanted
 
 
 def test_a_node_joins_after_the_start(make_lab: Callable[..., Lab], start: Start) -> None:

@@ -93,6 +93,23 @@ def test_experts_of_two_engines_need_no_management_nic(
         check(stage, server, show)
 
 
+def test_a_start_needs_no_management_nic(stage: Stage) -> None:
+    """The management NIC of both nodes has no carrier while the engine starts and serves."""
+    masters = ",".join(stage.lab.nodes[0].rail_address(rail) for rail in range(stage.lab.rails))
+    for node in (0, 1):
+        stage.injector.make("carrier_loss", node, None)
+    with stage.server(settings={"R2CCL_CONTROL_MASTER": masters}) as server:
+        server.wait_until_ready(lambda _: None)
+        prefix_of(server)
+        for node in (0, 1):
+            assert f"meets other nodes at {masters}, port" in log(server, node)
+        without = tokens_of(stage.run(server, "without"))
+        assert tokens_of(stage.struck_run(server, "struck", "black_hole", 1, 0)) == without
+        for node in (0, 1):
+            stage.injector.undo("carrier_loss", node, None)
+        assert tokens_of(stage.run(server, "with")) == without
+
+
 def test_two_jobs_beside_each_other_need_no_management_nic(stage: Stage) -> None:
     first = stage.server(label="first")
     second = stage.server(label="second", job=1)

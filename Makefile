@@ -95,7 +95,7 @@ SGLANG_SERVE = PATH=$(CURDIR)/$(SGLANG_VENV)/bin:$$PATH $(BENCH) serve --engine 
 bench-sglang: setup setup-sglang $(STAMPS)/system-bench ## measure SGLang with r2ccl and gloo while NICs fail
 	$(SGLANG_SERVE) --rate 1 --requests 30 --pairs 5 --out build/bench-sglang \
 		--contender r2ccl --contender gloo $(SGLANG_SCENARIOS)
-	$(SGLANG_SERVE) --label sglang-faults --out build/bench-sglang-faults --requests 8 --concurrency 8 \
+	$(SGLANG_SERVE) --label sglang-faults --out build/bench-sglang-faults --requests 40 --concurrency 8 \
 		--output-tokens 1000 --sigma 0 --scenario twenty-faults
 
 FEW := $(addprefix --contender ,r2ccl gloo) $(addprefix --scenario ,healthy carrier-loss black-hole)

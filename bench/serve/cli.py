@@ -318,6 +318,16 @@ def _measure(given: Given) -> None:
             now = [*found, *(row for row in others if row["commit"] == about["commit"])]
             shown = _beside(given.docs, pictures)
             report.put(found, others, compare.verdicts(now), shown, given.docs, _notes(now))
+    _refuse_missed_faults(found)
+
+
+def _refuse_missed_faults(rows: Sequence[Row]) -> None:
+    """Raises ClickException if the requests of a run ended before its last fault."""
+    early = [f"{row['scenario']}, {row['contender']}" for row in rows if "missed_faults" in row]
+    if early:
+        raise click.ClickException(
+            f"faults were missed, because the requests ended too early: {'; '.join(early)}"
+        )
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:

@@ -16,7 +16,7 @@ from r2serve.bench.serve.contenders import ContenderServer, how_far
 from r2serve.bench.serve.outcome import Goal, describe
 from r2serve.bench.serve.scenarios import MANAGEMENT_RAIL, line_of
 from r2serve.bench.serve.store import Row, Rows, TokenTimes
-from r2serve.bench.serve.strike import strikes
+from r2serve.bench.serve.strike import MissedFaultsError, check_made, strikes
 from r2serve.bench.serve.workload import Workload
 from r2serve.lab import lab as labs
 from r2serve.lab.holder import LabCommandError
@@ -93,8 +93,8 @@ def turns(options: RunOptions) -> Iterator[Turn]:
 def run(options: RunOptions, rows: Rows, progress: Progress) -> list[Row]:
     """Measures all runs missing in ``rows``, adds the runs, and returns the rows of all runs.
 
-    A contender that does not start gets a row with the reason. Raises LabUnavailableError on a
-    machine without support for labs.
+    A contender that does not start gets a row with the reason, and so does a run that ends before
+    its last fault. Raises LabUnavailableError on a machine without support for labs.
     """
     found = {
         turn: rows.find(options.key(turn[1]), turn[1], turn[2], turn[0]) for turn in turns(options)
@@ -135,6 +135,8 @@ def _measure_all(
                 except (ServeError, LoadError, LabCommandError) as error:
                     places[site].stop()
                     row = {"not_run": str(error)}
+                except MissedFaultsError as error:
+                    row = {"not_run": str(error), "missed_faults": error.missed}
             about = {"scenario": scenario, "contender": name, "pair": pair}
             key = options.key(scenario)
             found[pair, scenario, name] = rows.add({**about, "key": key, **row}, times)
@@ -186,7 +188,10 @@ class _Bench:
         self._references: dict[str, Run] = {}
 
     def measure(self, scenario: str, place: ContenderServer) -> tuple[dict[str, Any], TokenTimes]:
-        """Measures a run; returns the row and the arrival times of the tokens."""
+        """Measures a run; returns the row and the arrival times of the tokens.
+
+        Raises MissedFaultsError when the requests end before the last fault.
+        """
         workload, faults = self._options.workload, self._options.scenarios[scenario]
         server = place.server(workload.prompts[:WARM_UP_STREAMS])
         place.settle()
@@ -205,6 +210,7 @@ class _Bench:
             row["impact"] = self._impact(server, result, reference)
         if result.failed or (faults and place.contender.renew):
             place.stop()  # the next scenario starts with a new engine
+        check_made(faults, play.played, result)
         return row, TokenTimes.of(result)
 
     def _reference(self, place: ContenderServer, server: Server) -> Run:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
-import psutil
 import pytest
 from served_stage import SILENCE_S, STREAMS, TOKENS, Stage, tokens_of
-from timely import timely
+from sglang_processes import schedulers
+from timely import ended, timely
 
 from r2serve.lab.serving.journals import Journals
 from r2serve.lab.serving.serve import Server
@@ -100,6 +99,7 @@ def test_requests_have_timings_and_the_engine_a_label(stage: Stage, server: Serv
 
 
 def test_a_killed_scheduler_ends_both_nodes_with_the_reason(stage: Stage, server: Server) -> None:
+    """The killed scheduler is the only one of its node, whose first process names it instead."""
     load = stage.load(server, "killed")
     load.wait_for_tokens(STREAMS * 16, SILENCE_S)
     [victim] = schedulers(stage.work, rank=1)
@@ -109,22 +109,10 @@ def test_a_killed_scheduler_ends_both_nodes_with_the_reason(stage: Stage, server
         "the scheduler of the other node has ended",
         within_s=120.0,
     )
+    for node, process in enumerate(server._processes):
+        ended(process, f"the first process of node {node}", within_s=120.0)
     load.stop()
     assert load.result(timeout_s=30).completed == 0
-    assert re.search(r"Peer(Lost|Closed)Error: .*rank 1", logs(server)[0])
-
-
-def schedulers(folder: Path, rank: int) -> Sequence[psutil.Process]:
-    """Returns the processes of a scheduler with this working folder.
-
-    The title of the process replaces its command line and its environment in /proc.
-    """
-    found = []
-    for process in psutil.process_iter():
-        try:
-            named = " ".join(process.cmdline()).strip() == f"sglang::scheduler_TP{rank}"
-            if named and process.cwd() == str(folder):
-                found.append(process)
-        except psutil.Error:
-            continue  # the process has just ended
-    return found
+    with_scheduler, without = logs(server)
+    assert re.search(r"Peer(Lost|Closed)Error: .*rank 1", with_scheduler), with_scheduler[-3000:]
+    assert "terminated with -9" in without, without[-3000:]

@@ -97,10 +97,10 @@ QUICK_STAGES = (
 """Stages of `make quick`: what an engineer runs between two edits."""
 
 
-def _long(name: str, *files: str, without: Sequence[str] = ()) -> Stage:
+def _long(name: str, *files: str, without: Sequence[str] = (), budget_s: float = 3600) -> Stage:
     """Long tests run one at a time, since many of them measure."""
     left_out = tuple(f"--ignore={each}" for each in without)
-    return Stage(name, 3600, pytest=(*ONE_WORKER, "-m", "long", *left_out), folders=files)
+    return Stage(name, budget_s, pytest=(*ONE_WORKER, "-m", "long", *left_out), folders=files)
 
 
 SEARCHES = ("tests/unit/test_model.py", "tests/e2e/test_sim_campaign.py", "tests/e2e/test_fuzz.py")
@@ -121,7 +121,7 @@ LONG_STAGES = (
     _long("unit", *UNIT, without=SEARCHES),
     _long("searches", *SEARCHES),
     _long("engines", "tests/engines", without=SGLANG),
-    _long("sglang", *SGLANG),
+    _long("sglang", *SGLANG, budget_s=5400),
     _long("servers", *SERVERS),
     _long("hour", *HOUR),
     _long("stalls", *STALLS),

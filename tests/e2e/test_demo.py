@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from demo_reports import check_report
 from timely import patience, timely
 
 from r2serve.lab.serving import workdir
@@ -123,19 +124,6 @@ def reach_engine_start(*options: str) -> subprocess.Popen[str]:
     timely(lambda: any("vllm" in words for words in leftovers(demo.pid)), "vllm serve", ENDS_S)
     time.sleep(8)
     return demo
-
-
-def check_report(data: dict[str, object], sent: int) -> None:
-    assert data["requests"] == {"sent": sent, "completed": sent, "failed": 0}
-    assert data["tokens_identical"] is True
-    faults = data["faults"]
-    assert isinstance(faults, list)
-    assert [fault["kind"] for fault in faults] == ["carrier_loss", "black_hole"]
-    for fault in faults:
-        assert fault["bytes_before"] > 0
-        assert fault["replayed_chunks"] > 0
-        assert fault["stall_ms_max"] > 0
-        assert fault["rail_after"] not in ("", fault["rail"])
 
 
 def check_in_time(report: Path, output: str) -> None:

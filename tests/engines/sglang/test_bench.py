@@ -11,22 +11,15 @@ from pathlib import Path
 import pytest
 from sglang_environment import BIN, python
 
-from r2serve.lab.holder import LabUnavailableError
-from r2serve.lab.lab import Lab
-
 SERVE = [sys.executable, "-c", "from r2serve.cli import main; main()", "bench", "serve"]
 SCENARIOS = ("healthy", "black-hole", "mgmt-gone")
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 
+@pytest.mark.usefixtures("machine_with_a_lab")
 def test_faults_lose_no_request_and_change_no_token(tmp_path: Path) -> None:
     python()
-    try:
-        with Lab(nodes=1, rails=1):
-            pass
-    except LabUnavailableError as error:
-        pytest.skip(f"no lab on this machine: {error}")
     path = tmp_path / "rows.jsonl"
     command = [*SERVE, "--engine", "sglang", "--contender", "r2ccl", "--contender", "gloo"]
     command += [word for name in SCENARIOS for word in ("--scenario", name)]

@@ -180,6 +180,40 @@ def test_nccl_for_the_placement_of_experts_is_refused(
     assert "must be nixl, torch_gloo or torch_nccl" in said
 
 
+@pytest.mark.parametrize(
+    ("parallel", "refused_here"),
+    [
+        ({}, False),  # an engine inside one node has no rails
+        (TWO_NODES, True),
+        (REPLICAS, True),
+    ],
+    ids=["one node", "two nodes", "replicas"],
+)
+def test_a_wrong_name_of_a_rail_is_told_before_workers_start(
+    monkeypatch: pytest.MonkeyPatch, parallel: dict[str, Any], refused_here: bool
+) -> None:
+    monkeypatch.setenv("R2CCL_RAILS", "203.0.113.77")
+    said = refusal(monkeypatch, **parallel)
+    assert said.startswith("rails (R2CCL_RAILS) is '203.0.113.77': it ") is refused_here, said
+
+
+@pytest.mark.parametrize(
+    ("changed", "here"),
+    [
+        ({}, True),
+        ({"data_parallel_size_local": 0}, False),
+        ({"data_parallel_backend": "ray"}, False),
+        ({"distributed_executor_backend": "ray"}, False),
+    ],
+    ids=["replicas", "API server alone", "Ray's replicas", "Ray"],
+)
+def test_a_node_that_may_have_no_rank_needs_no_rails(changed: dict[str, Any], here: bool) -> None:
+    parallel = engine(**REPLICAS).parallel_config
+    for name, value in changed.items():
+        setattr(parallel, name, value)
+    assert combinations.has_ranks_here(parallel) is here
+
+
 def test_per_rank_nodes_count_as_several_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {**EXPERTS, **ONE_NODE, "all2all_backend": "nixl_ep"}
     assert refusal(monkeypatch, **asked) == ""

@@ -57,6 +57,9 @@ def resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
     spans = options.nnodes > 1 or Config.from_env().node == "per-rank"
     os.environ[flag.SPANS_VARIABLE] = str(int(spans))
     if spans:
+        from r2serve.engines import rails  # loads the core
+
+        rails.check()
         changed = changes(options)
         if changed:
             declare_resolution(server_args, "r2serve", **changed)

@@ -115,6 +115,14 @@ def expert_group_spans_nodes(parallel: Any, *, per_rank_nodes: bool) -> bool:
     return bool(parallel.nnodes_within_dp > 1 and parallel.local_world_size % of_replica != 0)
 
 
+def has_ranks_here(parallel: Any) -> bool:
+    """Whether this node is known to have ranks: Ray may place all elsewhere.
+
+    A node with the API server alone has no local replica.
+    """
+    return not _ray_places_ranks(parallel) and parallel.data_parallel_size_local != 0
+
+
 def _ray_places_ranks(parallel: Any) -> bool:
     return "ray" in (parallel.distributed_executor_backend, parallel.data_parallel_backend)
 

@@ -127,6 +127,10 @@ def _check_and_extend(platform: Any, base: Any, vllm_config: Any, mode: Any) -> 
     spans = _spans_nodes(vllm_config.parallel_config)
     os.environ[flag.SPANS_VARIABLE] = str(int(spans))
     if spans:
+        if combinations.has_ranks_here(vllm_config.parallel_config):
+            from r2serve.engines import rails  # loads the core, unlike the choice of a platform
+
+            rails.check()
         if base.device_type == "cuda":
             _refuse_on_gpus(platform, base, vllm_config)
         # FlashInfer's fusion would bypass the group's communicator.

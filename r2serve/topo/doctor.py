@@ -112,8 +112,15 @@ def library_loads(patient: Patient) -> Iterator[Finding]:
         FAILURE if patient.config.rdma == "require" else WARNING,
         "libibverbs",
         f"{patient.node.libibverbs}; without it {', '.join(needed) or 'rails'} cannot use verbs",
-        "install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or libibverbs (RHEL)",
+        "install libibverbs-dev (Debian, Ubuntu) or rdma-core-devel (RHEL), then build r2serve "
+        "again: pip install --force-reinstall --no-deps . in its checkout"
+        if _HEADER in patient.node.libibverbs
+        else "install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or libibverbs (RHEL)",
     )
+
+
+_HEADER = "infiniband/verbs.h"
+"""Part of the reason in a build without RDMA; a library installed later does not help."""
 
 
 def rdma_is_used(patient: Patient) -> Iterator[Finding]:

@@ -24,6 +24,8 @@ from r2serve.topo.checks import Finding, Patient
 from r2serve.topo.gpus import DIRECT, HOST_ASSISTED, Gpu
 from r2serve.topo.node import Chain, ChainHop, NodeReport
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def plug(root: Path, path: str, numa: int = 0, vendor: int = 0x15B3, kind: int = 0x020000) -> None:
     """Creates a PCI function at a path below `devices`, with its link in `bus`."""
@@ -277,6 +279,17 @@ def test_a_missing_library_fails_only_if_required() -> None:
     assert [found.check for found in complaints(patient(node=without))] == ["libibverbs"]
     tcp_only = NodeReport("here", (nic("eth0", **TCP), nic("eth1", **TCP)), (), "no such file")
     assert complaints(patient(node=tcp_only)) == []
+
+
+def test_a_build_without_rdma_needs_a_new_build_and_no_library() -> None:
+    core = (ROOT / "csrc/drivers/ibverbs.cc").read_text()
+    (reason,) = re.findall(r'"(this build of r2serve has no RDMA support: [^"]*)"', core)
+    node = dataclasses.replace(patient().node, libibverbs=reason)
+    [found] = complaints(patient(node=node))
+    assert (found.check, reason in found.text) == ("libibverbs", True)
+    assert found.fix.startswith("install libibverbs-dev (Debian, Ubuntu) or rdma-core-devel (RHEL)")
+    assert "build r2serve again" in found.fix
+    assert "libibverbs1" not in found.fix
 
 
 def test_unwanted_rdma_is_no_problem() -> None:

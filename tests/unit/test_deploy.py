@@ -111,7 +111,8 @@ def labels_in(text: str) -> set[str]:
     grouped = re.findall(r"\b(?:by|without|on)\s*\(([^)]*)\)", text)
     found = {label.strip() for labels in grouped for label in labels.split(",")}
     found |= set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"", text))
-    return found | set(re.findall(r"\{\{\s*(?:\$labels\.)?([a-z]\w*)", text))
+    found |= set(re.findall(r"\{\{\s*(?:\$labels\.)?([a-z]\w*)", text))
+    return found - {"with", "end"}  # words of the template language
 
 
 def dashboard_queries() -> list[tuple[str, str]]:
@@ -336,10 +337,24 @@ def test_every_alert_is_tested_firing_and_silent() -> None:
 @pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
 def test_alerts_have_a_severity_and_a_runbook(rule: Json) -> None:
     assert rule["labels"] in ({"severity": "critical"}, {"severity": "warning"})
-    assert set(rule["annotations"]) == {"summary", "description", "runbook"}
-    page, _, anchor = rule["annotations"]["runbook"].partition("#")
+    told = rule["annotations"]
+    assert set(told) == {"summary", "description", "runbook_url", "dashboard_url"}
+    begin = "{{{{ with $externalLabels.r2serve_{} }}}}{{{{ . }}}}/{{{{ end }}}}"
+    assert told["dashboard_url"] == begin.format("grafana") + f"d/{dashboard()['uid']}"
+    docs = begin.format("docs")
+    assert told["runbook_url"].startswith(docs)
+    page, _, anchor = told["runbook_url"].removeprefix(docs).partition("#")
     headings = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(), re.MULTILINE)
     assert anchor in {re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in headings}
+
+
+def test_the_labels_of_links_are_configured_and_kept_from_alertmanager() -> None:
+    config = load(PROMETHEUS / "prometheus.yml")
+    labels = set(config["global"]["external_labels"])
+    assert set(re.findall(r"\$externalLabels\.(\w+)", RULES.read_text())) == labels
+    (relabel,) = config["alerting"]["alert_relabel_configs"]
+    assert relabel["action"] == "labeldrop"
+    assert all(re.fullmatch(relabel["regex"], label) for label in labels)
 
 
 def test_every_query_of_the_dashboard_finds_something(promtool: str, tmp_path: Path) -> None:

@@ -422,7 +422,11 @@ def command_line(given: Json) -> list[str]:
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
 @pytest.mark.parametrize("with_gpus", [False, True])
 def test_core_objects_match_the_kubernetes_schemas(version: str, with_gpus: bool) -> None:
-    objects = [*of_kind("Service"), *of_kind("PodDisruptionBudget")]
+    objects = [
+        *of_kind("Service"),
+        *of_kind("PodDisruptionBudget"),
+        *of_kind("NetworkPolicy"),
+    ]
     for template in pod_templates(with_gpus=with_gpus):
         metadata = {"name": "x", **template["metadata"]}
         objects.append(
@@ -436,7 +440,7 @@ def test_core_objects_match_the_kubernetes_schemas(version: str, with_gpus: bool
         objects.append(
             {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
         )
-    assert len(objects) == 6
+    assert len(objects) == 7
     for one in objects:
         kubernetes_validate.validate(one, version, strict=True)
 
@@ -517,6 +521,25 @@ def test_names_within_the_manifests_match() -> None:
     assert (
         service["spec"]["ports"][0]["targetPort"] == container(leader, "engine")["ports"][0]["name"]
     )
+
+
+def test_only_own_pods_and_prometheus_reach_the_sidecar() -> None:
+    (policy,) = of_kind("NetworkPolicy")
+    spec = policy["spec"]
+    assert spec["policyTypes"] == ["Ingress"]
+    named = set()
+    for template in pod_templates():
+        assert spec["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        for one in template["spec"]["containers"]:
+            named |= {port["name"] for port in one.get("ports", [])}
+    own, clients, monitoring = spec["ingress"]
+    assert own == {"from": [{"podSelector": spec["podSelector"]}]}
+    assert set(clients) == {"ports"}
+    (source,) = monitoring["from"]
+    assert set(source) == {"namespaceSelector"}
+    opened = [[port["port"] for port in rule["ports"]] for rule in (clients, monitoring)]
+    assert opened == [["api"], ["r2serve"]]
+    assert named == {"api", "r2serve"}
 
 
 def test_the_job_has_one_name() -> None:

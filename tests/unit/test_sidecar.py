@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +220,42 @@ def test_metrics_show_states_and_bytes_of_rails(pair: Pair, client: TestClient) 
         return up == {"rail0@node0": 1.0, "rail1@node0": 0.0}
 
     timely(lost_alone, "rail1 alone is down", within_s=60)
+
+
+def test_a_lost_rail_keeps_the_time_of_its_loss(pair: Pair, client: TestClient) -> None:
+    """Attempts to connect change the state again and again, and are no new losses."""
+
+    def since_s() -> float:
+        found = samples(client)["r2serve_rail_state_since_timestamp_seconds"]
+        (value,) = [value for labels, value in found if labels["rail"] == "rail1@node0"]
+        return value
+
+    def losses_s() -> list[float]:
+        return [
+            datetime.fromisoformat(event["time"]).timestamp()
+            for event in client.get("/v1/events?limit=1000").json()["events"]
+            if event["rail"] == "rail1@node0" and "->DOWN" in event["text"]
+        ]
+
+    assert since_s() > 0
+    pair.engine.inject(1, "carrier_loss")
+    wait_for(client, "/v1/rails", lambda found: found["rails"][1]["presence"] == "lost")
+
+    def told() -> bool:
+        shown_s = since_s()
+        return any(abs(shown_s - lost_s) < 1e-3 for lost_s in losses_s())
+
+    timely(told, "the time of the loss", within_s=60)
+    first_s = since_s()
+    time.sleep(0.5)
+    assert since_s() == first_s
+
+
+def test_the_sidecar_tells_of_its_own_process(client: TestClient) -> None:
+    found = samples(client)
+    assert found["process_resident_memory_bytes"][0][1] > 1e6
+    assert found["process_cpu_seconds_total"][0][1] > 0
+    assert found["process_open_fds"][0][1] > 0
 
 
 def test_a_failover_is_counted_once(pair: Pair, client: TestClient) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -70,6 +70,7 @@ class Metrics(Collector):
         self._unlocated: dict[_RailKey, tuple[float, tuple[str, ...]]] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+        ProcessCollector(registry=self._registry)  # process_*: the sidecar itself
 
     def take(self, told: Iterable[NumberedEvent]) -> None:
         """Counts new events; events must arrive in the order of their ids."""
@@ -193,6 +194,11 @@ class Metrics(Collector):
         state = GaugeMetricFamily(
             "r2serve_rail_state", "1 for the current state, 0 for others.", labels=(*_RAIL, "state")
         )
+        since = GaugeMetricFamily(
+            "r2serve_rail_state_since_timestamp_seconds",
+            "Begin of the present state, in seconds since 1970; of a lost rail, of the loss.",
+            labels=_RAIL,
+        )
         slow = GaugeMetricFamily(
             "r2serve_rail_slow",
             "1 if the rail is much slower than the fastest rail to the peer.",
@@ -232,12 +238,14 @@ class Metrics(Collector):
             labels=_DRILL,
         )
         for worker in workers:
-            for rail in worker.journal.rails:
+            for entry, rail in enumerate(worker.journal.rails):
                 peer = (rail.peer, f"{rail.peer_engine:x}")
                 labels = (*_who(worker), rail.name, *peer, rail.kind, rail.device)
                 up.add_metric(labels, rail.state == "UP")
                 for each in RAIL_STATES:
                     state.add_metric((*labels, each), rail.state == each)
+                if begun_ns := worker.since_ns(entry) or rail.since_ns:
+                    since.add_metric(labels, worker.journal.clock_ns(begun_ns) / 1e9)
                 slow.add_metric(labels, rail.slow)
                 absent.add_metric(labels, rail.presence == "never up")
                 trip.add_metric(labels, rail.round_trip_ns / 1e9)
@@ -248,7 +256,7 @@ class Metrics(Collector):
                 epochs.add_metric(labels, rail.epoch)
                 if rail.drill:
                     drill.add_metric((*_who(worker), rail.name, *peer, rail.drill), 1)
-        yield from (up, state, slow, absent, trip, moved, replayed, hedged, epochs, drill)
+        yield from (up, state, since, slow, absent, trip, moved, replayed, hedged, epochs, drill)
 
     def _short_of_cpu(self, workers: list[Worker]) -> Metric:
         short = CounterMetricFamily(

@@ -102,6 +102,42 @@ def test_the_page_shows_a_carrier_loss_at_once(
     assert page.problems == []
 
 
+def counters(collective: str, stalled_s: float) -> dict[str, Any]:
+    """Returns counters of a collective of the same worker and group."""
+    return {
+        "worker": "1-0",
+        "label": "rank 0",
+        "group": "tp:0",
+        "collective": collective,
+        "calls": 9,
+        "stalled_s": stalled_s,
+        "buckets": [9, 0],
+    }
+
+
+def test_the_stalls_of_a_group_stand_once_and_only_while_they_are_new(sidecar, page) -> None:
+    """The counter is of the group, so a further collective brings no stall of an hour ago."""
+    expect = playwright.expect
+    told = [counters("all_reduce", 30.0)]
+    page.route(
+        "**/v1/collectives",
+        lambda route: route.fulfill(json={"bounds_s": [0.001], "collectives": told}),
+    )
+    page.goto(f"http://127.0.0.1:{sidecar.port}/")
+    rows = page.locator("#collectives tr")
+    stalls = [rows.nth(index).locator("td").last for index in (0, 1)]
+    expect(rows).to_have_count(1)
+    expect(stalls[0]).to_have_text("")
+    told.append(counters("broadcast", 30.0))
+    expect(rows).to_have_count(2)
+    for stall in stalls:
+        expect(stall).to_have_text("")
+    told[:] = [counters("all_reduce", 30.5), counters("broadcast", 30.5)]
+    expect(stalls[0]).to_have_text("500.0 ms")
+    expect(stalls[1]).to_have_text("")
+    assert page.problems == []
+
+
 @pytest.mark.timeout(300)
 def test_the_page_shows_a_stalled_request(sidecar, page) -> None:
     expect = playwright.expect

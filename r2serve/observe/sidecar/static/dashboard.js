@@ -63,7 +63,7 @@ function showRails(found) {
 
 // ---- collectives ----
 
-const snapshots = []; // counters of the last WINDOW_S seconds: { at, rows by key }
+const snapshots = []; // counters of the last WINDOW_S seconds: { at, rows by key, stalls by group }
 
 function quantile(buckets, bounds, share) {
   const total = buckets.reduce((sum, count) => sum + count, 0);
@@ -75,16 +75,25 @@ function quantile(buckets, bounds, share) {
   return 0;
 }
 
+// Stalls are counted by group: all collectives of a group have the same number.
+function stalledGroups(collectives) {
+  return new Map(collectives.map((row) => [`${row.worker} ${row.group}`, row.stalled_s]));
+}
+
 function showCollectives({ bounds_s: bounds, collectives }) {
   const at = performance.now() / 1000;
   const rows = new Map(collectives.map((row) => [`${row.worker} ${row.group} ${row.collective}`, row]));
-  snapshots.push({ at, rows });
+  const groups = stalledGroups(collectives);
+  snapshots.push({ at, rows, groups });
   while (snapshots.length > 2 && at - snapshots[1].at >= WINDOW_S) snapshots.shift();
   const [before] = snapshots;
+  const told = new Set(); // groups with a row: the number stands in the first
   const shown = [...rows].map(([key, row]) => {
     const old = before.rows.get(key);
     const buckets = row.buckets.map((count, index) => count - (old?.buckets[index] ?? 0));
-    const stalled = row.stalled_s - (old?.stalled_s ?? 0);
+    const group = `${row.worker} ${row.group}`;
+    const stalled = told.has(group) ? 0 : groups.get(group) - (before.groups.get(group) ?? 0);
+    told.add(group);
     const rate = (row.calls - (old?.calls ?? 0)) / Math.max(at - before.at, 1);
     const of = (share) => {
       const bound = quantile(buckets, bounds, share);

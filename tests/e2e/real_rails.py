@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,6 +12,7 @@ from typing import Any
 
 from timely import timely
 
+from r2serve.lab.faults import nic_name
 from r2serve.lab.lab import Lab
 from r2serve.lab.nodes import Node
 
@@ -24,22 +27,64 @@ MOST_TRIES = 20  # faults of a kind until a fault stalls a step
 Fault = tuple[str, Callable[[Lab, int, int], object], Callable[[Lab, int, int], object]]
 
 
+RESETS = "tcp reset"
+PORT_UNREACHABLE = "icmp type port-unreachable"
+PROHIBITED = "icmp type admin-prohibited"
 _REJECTS = "inet rejects"
+_TRANSLATES = "ip translates"
 
 
 @contextmanager
-def rejecting(node: Node) -> Iterator[None]:
-    """A filter of the node resets all connections, and refuses new ones; no end sees a FIN."""
+def rejecting(node: Node, answer: str = RESETS) -> Iterator[Callable[[], int]]:
+    """A filter of the node rejects all TCP packets from outside; no end of a connection sees a FIN.
+
+    RESETS ends connections and refuses new ones. PORT_UNREACHABLE only refuses new ones, and
+    PROHIBITED lets them fail with another error. Yields a function for the number of rejected
+    packets.
+    """
     rules = (
         f"add table {_REJECTS}; "
         f"add chain {_REJECTS} input {{ type filter hook input priority 0; }}; "
-        f'add rule {_REJECTS} input iifname != "lo" meta l4proto tcp reject with tcp reset'
+        f'add rule {_REJECTS} input iifname != "lo" meta l4proto tcp counter reject with {answer}'
     )
     node.run("nft", rules)
+
+    def rejected() -> int:
+        found = re.search(r"counter packets (\d+)", node.run("nft", f"list table {_REJECTS}"))
+        assert found is not None
+        return int(found[1])
+
     try:
-        yield
+        yield rejected
     finally:
         node.run("nft", f"delete table {_REJECTS}")
+
+
+@contextmanager
+def translating(lab: Lab, node: int, rail: int, address: str) -> Iterator[None]:
+    """A NAT of the node sends its connections over a rail from another source address.
+
+    No NIC carries the address, so the other nodes get a fixed entry for it.
+
+    Raises:
+        LabCommandError: the kernel has no NAT.
+    """
+    device = nic_name(rail)
+    rules = (
+        f"add table {_TRANSLATES}; "
+        f"add chain {_TRANSLATES} out {{ type nat hook postrouting priority 100; }}; "
+        f'add rule {_TRANSLATES} out oifname "{device}" meta l4proto tcp snat to {address}'
+    )
+    lab.nodes[node].run("nft", rules)
+    try:
+        (link,) = json.loads(lab.nodes[node].run("ip", "-json", "link", "show", "dev", device))
+        entry = ["lladdr", link["address"], "dev", device, "nud", "permanent"]
+        for other in lab.nodes:
+            if other.index != node:
+                other.run("ip", "neigh", "replace", address, *entry)
+        yield
+    finally:
+        lab.nodes[node].run("nft", f"delete table {_TRANSLATES}")
 
 
 def _heal(lab: Lab, node: int, rail: int) -> object:

@@ -32,7 +32,7 @@ import psutil
 import strain
 import timings
 from gate_stages import ONE_WORKER, ROOT, Stage
-from hangs import FOLDER_VARIABLE, Watchdog, family, kill_all, running
+from hangs import FOLDER_VARIABLE, Watchdog, family, kill_all
 from outcomes import Late, Outcome, say
 from timely import PATIENCE_VARIABLE
 
@@ -77,10 +77,11 @@ class Gate:
             return outcome
         limit_s = min(stage.budget_s * self.patience, left_s)
         if stage.target:
-            status = self._wait(["make", stage.target], limit_s, outcome)
+            with self._watchdog.native(stage.name, stage.hang_s * self.patience):
+                status = self._wait(["make", stage.target], limit_s, outcome)
             if stage.variant:
-                results = self._results / stage.variant
-                outcomes.add_native(self._build(stage.variant), results, status, outcome)
+                build, results = self._build(stage.variant), self._results / stage.variant
+                outcomes.add_native(build, results, status, outcome, hung=self._watchdog.killed)
             else:
                 outcomes.add_target(status, outcome)
         else:
@@ -100,7 +101,9 @@ class Gate:
         if late.variant:
             command = ["ctest", "--test-dir", str(self._build(late.variant))]
             command += ["--output-on-failure", "-j1", "--no-tests=error", "-R", f"^{late.name}$"]
-            if self._wait(command, limit_s, outcome) != 0:
+            with self._watchdog.native(late.variant, gate_stages.HANG_S * self.patience):
+                status = self._wait(command, limit_s, outcome)
+            if status != 0:
                 outcome.failures.append(f"{late.variant}: {late.name}")
             else:
                 outcome.passed += 1
@@ -203,7 +206,7 @@ class Gate:
             return process.wait(max(1.0, limit_s))
         except subprocess.TimeoutExpired:
             outcome.failures.append(f"{name}: still running after its {limit_s:.0f} s, killed")
-        for test in running(self._watchdog.folder):
+        for test in self._watchdog.running():
             self._watchdog.store(test)
             outcome.failures.append(f"{name}: was running {test.nodeid}")
         kill_all([*family(process.pid), *of_this_run(self._root)])

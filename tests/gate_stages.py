@@ -13,6 +13,9 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 CORES = os.cpu_count() or 1
+HANG_S = 600.0
+LONG_HANG_S = 1800.0
+"""Limits of a native program in s; CTest's own limits (CMakeLists.txt) are longer."""
 # Many tests wait for faults to end and for processes to start, without using a CPU. A worker with
 # two engines of two ranks each takes 4 GiB.
 WORKERS = max(2, min(CORES + 1, psutil.virtual_memory().total >> 32, 8))
@@ -24,7 +27,8 @@ class Stage:
 
     folders: of the tests; none = all of pyproject.toml. budget_s: wall-clock limit in s, about
     twice the usual time; multiplied by the factor for waits. beside: a second choice of tests, run
-    at low priority meanwhile. ahead: native tests of later stages are compiled meanwhile.
+    at low priority meanwhile. ahead: native tests of later stages are compiled meanwhile. hang_s:
+    limit of a native program in s, multiplied by the factor, too.
     """
 
     name: str
@@ -35,6 +39,7 @@ class Stage:
     folders: tuple[str, ...] = ()
     beside: Stage | None = None
     ahead: bool = False
+    hang_s: float = HANG_S
 
 
 def _workers(count: int) -> tuple[str, ...]:
@@ -115,9 +120,10 @@ GUEST = ("tests/e2e/test_guest.py",)
 SGLANG = ("tests/engines/sglang",)
 LONG_STAGES = (
     Stage("lint", 3600, target="lint-all"),
-    Stage("plain", 3600, target="native-plain-long", variant="plain"),
-    Stage("asan", 3600, target="native-asan-long", variant="asan"),
-    Stage("tsan", 3600, target="native-tsan-long", variant="tsan"),
+    *(
+        Stage(each, 3600, target=f"native-{each}-long", variant=each, hang_s=LONG_HANG_S)
+        for each in ("plain", "asan", "tsan")
+    ),
     _long("unit", *UNIT, without=SEARCHES),
     _long("searches", *SEARCHES),
     _long("engines", "tests/engines", without=SGLANG),

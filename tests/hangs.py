@@ -2,7 +2,9 @@
 
 Each pytest process notes the running test in a file (see `note`). A thread of tests/gate.py reads
 the files: at the limit of a test it stores the stacks of the processes of the test, and later it
-kills a test that does not react to pytest's own time-out. Other tests of the part run on.
+kills a test that does not react to pytest's own time-out. A native program is a child of CTest. At
+the limit, the thread stores the stacks of all its threads, and kills the program. CTest's own limit
+is longer, because CTest stores no stacks. Other tests of the part run on.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,12 +63,16 @@ def note(nodeid: str, limit_s: float) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Running:
-    """A running test: process, start in s since 1970, and limit in s."""
+    """A running test: process, start in s since 1970, and limit in s.
+
+    grace_s: time in s from the limit to the kill.
+    """
 
     nodeid: str
     pid: int
     started: float
     limit_s: float
+    grace_s: float = DEATH_S
 
 
 def running(folder: Path) -> list[Running]:
@@ -82,6 +88,35 @@ def running(folder: Path) -> list[Running]:
         else:
             file.unlink(missing_ok=True)
     return found
+
+
+def native_programs(
+    stage: str, limit_s: float, seen: dict[tuple[int, float], float]
+) -> list[Running]:
+    """Returns the programs that CTest runs below this process, as tests of a native stage.
+
+    A program that hangs reacts to nothing, so the kill follows the stacks at once. seen: the times
+    of the first calls that found a program, by process and start.
+    """
+    found = []
+    for each in family(os.getpid()):
+        with contextlib.suppress(psutil.Error):
+            parent = each.parent()
+            # CTest's child has the name of CTest until the program begins.
+            if parent is None or parent.name() != "ctest" or each.name() == "ctest":
+                continue
+            name = f"{stage}: {native_name(each.cmdline())}"
+            started = seen.setdefault((each.pid, each.create_time()), time.time())
+            found.append(Running(name, each.pid, started, limit_s, grace_s=0.0))
+    return found
+
+
+def native_name(command: Sequence[str]) -> str:
+    """Returns CTest's name of a program: the name of its report, else of its file."""
+    for word in command:
+        if word.startswith("--gtest_output=xml:"):
+            return Path(word).stem
+    return Path(command[0]).name if command else "a program without a name"
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -148,6 +183,8 @@ class Watchdog:
         self.kept = kept
         self.killed: list[str] = []
         """The tests killed so far."""
+        self._native: tuple[str, float] | None = None
+        self._seen: dict[tuple[int, float], float] = {}
         self._stored: set[tuple[str, float]] = set()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -162,6 +199,21 @@ class Watchdog:
         self._end.set()
         self._thread.join(2 * LONGEST_S)
 
+    @contextlib.contextmanager
+    def native(self, stage: str, limit_s: float) -> Iterator[None]:
+        """Watches the programs that CTest runs meanwhile, too; `limit_s`: of each, in s."""
+        self._native = (stage, limit_s)
+        try:
+            yield
+        finally:
+            self._native = None
+
+    def running(self) -> list[Running]:
+        """Returns the tests noted in the folder, and the native programs."""
+        native = self._native
+        programs = native_programs(*native, self._seen) if native else []
+        return [*running(self.folder), *programs]
+
     def stacks_of(self, nodeid: str) -> Path | None:
         file = self.kept / file_name(nodeid)
         return file if file.exists() else None
@@ -174,10 +226,10 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._end.wait(1.0):
-            for test in running(self.folder):
+            for test in self.running():
                 key = (test.nodeid, test.started)
-                if self._late_s(test) >= DEATH_S and key in self._stored:
-                    if test in running(self.folder):  # it may have ended since
+                if self._late_s(test) >= test.grace_s and key in self._stored:
+                    if test in self.running():  # it may have ended since
                         self.killed.append(test.nodeid)
                         kill_all(family(test.pid))
                         (self.folder / f"{test.pid}.json").unlink(missing_ok=True)

@@ -30,6 +30,7 @@ NOTHING_COLLECTED = 5
 LATE_TEXT = "late: "
 """Part of the message of a native expectation that judges a duration."""
 NO_REPORT = "no report: it crashed, or exceeded its time"
+HUNG = "hung, and was killed at its time limit"
 SHOWN_LINES = 60
 REPORT = re.compile(r"(ERROR|WARNING): \w+Sanitizer|: runtime error: ")
 """First line of a sanitizer's report."""
@@ -106,13 +107,16 @@ def add_pytest(file: Path, status: int, outcome: Outcome) -> None:
         outcome.fail_unless_killed(f"{file.stem}: pytest ended with status {status}")
 
 
-def add_native(build: Path, results: Path, status: int, outcome: Outcome) -> None:
+def add_native(
+    build: Path, results: Path, status: int, outcome: Outcome, hung: Sequence[str] = ()
+) -> None:
     """Adds the results of native tests: the failed cases and programs, and all reports.
 
     A program with a sanitizer's report has failed, even if it passed: a sanitizer may go on after
     a report, and the report may be one of a child whose exit status no test reads.
 
-    build: folder of the variant. results: folder with the reports of GoogleTest.
+    build: folder of the variant. results: folder with the reports of GoogleTest. hung: names of
+    killed programs, each with its stage.
     """
     outcome.collected = True
     for report in sorted(results.glob("*.xml")):
@@ -124,7 +128,7 @@ def add_native(build: Path, results: Path, status: int, outcome: Outcome) -> Non
     fresh = log.exists() and log.stat().st_mtime >= outcome.began
     reports = sanitizer_reports(log) if fresh else {}
     if status != 0:
-        add_failed_programs(build, results, status, reports, outcome)
+        add_failed_programs(build, results, status, reports, outcome, hung)
     for program, shown in reports.items():
         name = f"{outcome.stage}: {program}: {shown[0]}"
         outcome.failures.append(name)
@@ -132,7 +136,12 @@ def add_native(build: Path, results: Path, status: int, outcome: Outcome) -> Non
 
 
 def add_failed_programs(
-    build: Path, results: Path, status: int, reports: dict[str, list[str]], outcome: Outcome
+    build: Path,
+    results: Path,
+    status: int,
+    reports: dict[str, list[str]],
+    outcome: Outcome,
+    hung: Sequence[str],
 ) -> None:
     """Adds failed cases, late programs, and programs without a failed case or a report."""
     failed_file = build / "Testing" / "Temporary" / "LastTestsFailed.log"
@@ -142,6 +151,10 @@ def add_failed_programs(
     programs = [line.partition(":")[2] for line in failed_file.read_text().splitlines()]
     timing = timing_programs(build)
     for program in programs:
+        name = f"{outcome.stage}: {program}"
+        if name in hung:
+            outcome.failures.append(f"{name}: {HUNG}")
+            continue
         cases = native_cases(results / f"{program}.xml")[2]
         late = program in timing and cases and all(LATE_TEXT in each for each in cases)
         if late and program not in reports:
@@ -149,9 +162,9 @@ def add_failed_programs(
             outcome.late.append(Late(program, cases[0], outcome.began, time.time(), variant))
             continue
         for each in cases:
-            outcome.failures.append(f"{outcome.stage}: {program}: {each}")
+            outcome.failures.append(f"{name}: {each}")
         if not cases and program not in reports:
-            outcome.fail_unless_killed(f"{outcome.stage}: {program}: {NO_REPORT}")
+            outcome.fail_unless_killed(f"{name}: {NO_REPORT}")
 
 
 def add_target(status: int, outcome: Outcome) -> None:
@@ -262,7 +275,8 @@ def summary(outcomes: Sequence[Outcome], watchdog: Watchdog) -> None:
 def say_stacks(failure: str, outcome: Outcome, watchdog: Watchdog) -> None:
     """Prints the sanitizer's report, or the stacks at the time limit of a test."""
     lines = outcome.reports.get(failure, [])
-    file = watchdog.stacks_of(failure.partition(": ")[0])
+    nodeid = failure.removesuffix(f": {HUNG}")
+    file = watchdog.stacks_of(nodeid if nodeid != failure else failure.partition(": ")[0])
     if file is not None:
         say(f"  stacks: {os.path.relpath(file)}")
         lines = file.read_text(errors="replace").splitlines()

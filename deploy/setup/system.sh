@@ -68,6 +68,7 @@ check() {
         need procps have sysctl
         need spin have spin
         need prometheus have promtool
+        need gdb have gdb
         ;;
       guest)
         need qemu-system-x86 have qemu-system-x86_64

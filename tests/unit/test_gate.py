@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -131,7 +132,9 @@ kills = root / "kills"
 gate.strain.memory_kills = lambda: int(kills.read_text()) if kills.exists() else 0
 gate.timings.FILE = root / "timings.json"
 known = (
-    gate.Stage("native", 60, target="native-asan", variant="asan"),
+    gate.Stage(
+        "native", 60, target="native-asan", variant="asan", hang_s=float(sys.argv[4]),
+    ),
     gate.Stage(
         "python", float(sys.argv[3]), pytest=("-n", "1", "test_planted.py"),
     ),
@@ -141,14 +144,19 @@ sys.exit(gate.main(["--keep-going", *sys.argv[2].split()], root, known))
 
 
 def run_gate(
-    folder: Path, tests: str, *, stages: str = "python", budget_s: float = 200.0
+    folder: Path,
+    tests: str,
+    *,
+    stages: str = "python",
+    budget_s: float = 200.0,
+    hang_s: float = 60.0,
 ) -> tuple[int, str]:
     """Runs the gate over planted tests; returns the exit status and the output."""
     (folder / "test_planted.py").write_text(PREAMBLE + tests)
     (folder / "pytest.ini").write_text("[pytest]\ntimeout_method = signal\n")
     (folder / "planted").mkdir(exist_ok=True)
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(folder), stages, str(budget_s)],
+        [sys.executable, "-c", DRIVER, str(folder), stages, str(budget_s), str(hang_s)],
         cwd=folder,
         env={
             **{k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "GATE_"))},
@@ -283,18 +291,57 @@ int main(int argc, char**) { return next(argc) == 7; }
 """
 
 
-def run_sanitized(folder: Path, source: str, sanitizer: str) -> tuple[str, str]:
-    """Runs the gate over a red program; returns the line of its failure, and the lines below."""
+# A thread waits without an end. Some kernels let ancestors alone read stacks, and gdb is none.
+HUNG = """
+#include <pthread.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+void* wait_for_a_lost_message(void*) {
+  for (;;) pause();
+}
+int main() {
+  prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+  pthread_t rail;
+  pthread_create(&rail, nullptr, wait_for_a_lost_message, nullptr);
+  return pthread_join(rail, nullptr);
+}
+"""
+
+
+def plant_native(folder: Path, source: str, flags: str, *arguments: str) -> None:
+    """Plants a stage that compiles a program, and runs the program before `link_test_0`."""
     (folder / "rail.cc").write_text(source)
     build = folder / "build" / "native-asan"
     build.mkdir(parents=True)
     program = build / "rail_test"
-    (build / "CTestTestfile.cmake").write_text(f'add_test(rail_test_0 "{program}")\n')
+    words = " ".join(f'"{each}"' for each in (program, *arguments))
+    (build / "CTestTestfile.cmake").write_text(
+        f'add_test(rail_test_0 {words})\nadd_test(link_test_0 "/bin/true")\n'
+    )
     (folder / "Makefile").write_text(
         "native-asan:\n"
-        f"\tg++ -g -O0 -w -fsanitize={sanitizer} rail.cc -o {program}\n"
+        f"\tg++ -g -O0 -w {flags} rail.cc -o {program}\n"
         f"\tctest --test-dir {build} --output-on-failure\n"
     )
+
+
+def test_a_native_hang_is_shown_with_its_stacks_and_costs_one_program(tmp_path: Path) -> None:
+    plant_native(tmp_path, HUNG, "-pthread", "--gtest_output=xml:results/rail_test_0.xml")
+    status, output = run_gate(tmp_path, "", stages="native", hang_s=3.0)
+    assert status == 1, output
+    line = "FAILURE native: rail_test_0: hung, and was killed at its time limit"
+    assert failures(output) == [line]
+    below = output.partition(line)[2]
+    assert "build/results/stacks/native-rail_test_0.txt" in below
+    # Without gdb, the report names the place in the kernel only.
+    assert ("wait_for_a_lost_message" in below) == (shutil.which("gdb") is not None), below
+    assert "killed after its time limit: native: rail_test_0" in below
+    assert "50% tests passed, 1 tests failed out of 2" in output
+
+
+def run_sanitized(folder: Path, source: str, sanitizer: str) -> tuple[str, str]:
+    """Runs the gate over a red program; returns the line of its failure, and the lines below."""
+    plant_native(folder, source, f"-fsanitize={sanitizer}")
     status, output = run_gate(folder, "", stages="native")
     assert status == 1, output
     (line,) = failures(output)

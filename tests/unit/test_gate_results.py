@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
 import gate
+import gate_stages
+import hangs
 import outcomes
 import pytest
 import skips
@@ -185,6 +188,15 @@ def test_a_record_without_a_place_is_refused_before_the_run(
     assert f"({gate.RECORD_VARIABLE}) is {tmp_path / 'file' / 'gate.jsonl'}: " in (
         capsys.readouterr().err
     )
+
+
+def test_ctests_limits_are_longer_than_the_limits_of_the_gate() -> None:
+    """CTest kills a program without its stacks, so that the gate comes first."""
+    text = (TESTS.parent / "CMakeLists.txt").read_text()
+    limits = [float(each) for each in re.findall(r"set\(limit (\d+)\)", text)]
+    gates = (gate_stages.HANG_S, gate_stages.LONG_HANG_S)
+    for limit_s, hang_s in zip(limits, gates, strict=True):
+        assert limit_s >= hang_s + 2 * hangs.LONGEST_DUMP_S
 
 
 def test_programs_with_the_label_timing_are_found_by_any_number(tmp_path: Path) -> None:

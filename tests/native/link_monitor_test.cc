@@ -54,7 +54,7 @@ bool has(const Lines& lines, const std::string& line) {
   return std::find(lines.begin(), lines.end(), line) != lines.end();
 }
 
-constexpr int patience_ms = static_cast<int>(testing::patience_s * 1000);
+const int patience_ms = static_cast<int>(testing::patience_s * 1000);
 
 bool readable(int fd, int timeout_ms) {
   pollfd item{.fd = fd, .events = POLLIN, .revents = 0};

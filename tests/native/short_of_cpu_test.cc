@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <time.h>
 
 #include <array>
@@ -11,6 +12,7 @@
 
 #include "eventually.hpp"
 #include "job.hpp"
+#include "sanitized.hpp"
 
 namespace r2ccl {
 namespace {
@@ -78,6 +80,20 @@ Wait wait_of_rank_0(bool pauses) {
   });
   wait.stall_ms = static_cast<double>(job.engines[0]->stalled_ns()) * 1e-6;
   return wait;
+}
+
+TEST(ShortOfCpu, WaitsOfTestsGrowWithTheFactorOfTheGate) {
+  const double usual_s = testing::sanitized() ? 120.0 : 60.0;
+  EXPECT_DOUBLE_EQ(testing::patience_s, usual_s * testing::patience());
+  const auto with = [](const char* factor) {
+    EXPECT_EQ(::setenv("R2SERVE_TEST_PATIENCE", factor, 1), 0);
+    return testing::patience();
+  };
+  EXPECT_DOUBLE_EQ(with("2.50"), 2.5);
+  EXPECT_DOUBLE_EQ(with("0.5"), 1.0);
+  EXPECT_DOUBLE_EQ(with(""), 1.0);
+  EXPECT_EQ(::unsetenv("R2SERVE_TEST_PATIENCE"), 0);  // patience_s keeps its value
+  EXPECT_DOUBLE_EQ(testing::patience(), 1.0);
 }
 
 TEST(ShortOfCpu, APauseOfTheWaitingThreadIsNoStall) {

@@ -21,7 +21,7 @@
 namespace r2ccl {
 namespace {
 
-constexpr int patience_ms = static_cast<int>(1e3 * testing::patience_s);
+const int patience_ms = static_cast<int>(1e3 * testing::patience_s);
 
 // A connection: one end in a pipe, the other end a plain socket.
 struct Connection {

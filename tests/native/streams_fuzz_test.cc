@@ -1,13 +1,17 @@
-// The fuzz target of the stream multiplexer over random inputs, in builds without a fuzzer.
+// The fuzz target of the stream multiplexer over its corpus and random inputs, in builds without a
+// fuzzer.
 #include "fuzz/streams_fuzz.cc"
 
 #include <gtest/gtest.h>
 
+#include "fuzz/replay.hpp"
 #include "sanitized.hpp"
 #include "sim/random.hpp"
 
 namespace r2ccl::fuzz {
 namespace {
+
+TEST(StreamsFuzz, TheCorpusBreaksNoInvariant) { EXPECT_GT(replay("streams"), 0U); }
 
 TEST(StreamsFuzz, RandomRecordsLeaveMemoryWithinItsBounds) {
   sim::Random random(7);

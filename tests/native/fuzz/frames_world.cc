@@ -1,11 +1,10 @@
 #include "frames_world.hpp"
 
-#include <sanitizer/allocator_interface.h>
-
 #include <algorithm>
 #include <cstring>
 #include <string>
 
+#include "allocated.hpp"
 #include "input.hpp"
 #include "link/posted.hpp"
 
@@ -553,7 +552,7 @@ void FrameWorld::check_memory() const {
   const std::size_t queued = 64 * chunks_posted_ * (opened_ + world_rails);
   const std::size_t fixed = 256U << 10;
   const std::size_t limit = slots + staged + stream * streams + rail * world_rails + queued + fixed;
-  const std::size_t live = __sanitizer_get_current_allocated_bytes();
+  const std::size_t live = allocated_bytes();
   require(live <= baseline_ + own_bytes() + limit, "memory is bounded by the options");
 }
 

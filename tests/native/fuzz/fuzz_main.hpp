@@ -1,4 +1,5 @@
-// Entry point of a fuzz target; main.cc calls run().
+// Entry point of a fuzz target.  main.cc calls run() with inputs of libFuzzer, and replay.hpp with
+// the inputs of the corpus.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,5 @@
 // Fuzz target: each end of a handshake against a peer with arbitrary bytes, and a real conversation
 // with bytes changed on the way.
-#include <sanitizer/allocator_interface.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -11,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "allocated.hpp"
 #include "base/sha256.hpp"
 #include "connect/handshake.hpp"
 #include "fuzz_main.hpp"
@@ -147,7 +146,7 @@ class OneEnd {
     if (before == HandshakeState::rejected)
       require(state == before, "a rejected handshake stays rejected");
     judge();
-    const std::size_t live = __sanitizer_get_current_allocated_bytes();
+    const std::size_t live = allocated_bytes();
     // Bytes after READY are kept for the reader of frames. Before READY, at most 1 message is kept.
     const bool done = state == HandshakeState::established;
     const std::size_t kept = 8192 + (done ? 2 * told_.size() : 0);

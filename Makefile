@@ -301,13 +301,12 @@ lint-format: $(STAMPS)/system-lint
 lint-cpp: $(TOOLS_READY) lint-format
 	@$(MAKE) -j$(JOBS) $(TIDY)
 
-# Files changed since LINT_BASE, and files that include a changed header. LINT_BASE is the commit where
-# the branch left the remote's main, or five commits ago on main. LINT_LIMIT bounds the time in s.
-LEFT := git merge-base HEAD origin/main 2>/dev/null
-LINT_BASE ?= $(shell base=$$($(LEFT)); [ -n "$$base" ] && [ "$$base" != "$$(git rev-parse HEAD)" ] && \
-	echo $$base || git rev-list --max-count=1 --skip=5 HEAD 2>/dev/null)
+# Files changed since LINT_BASE, the latest first, and files that include a changed header.
+# LINT_LIMIT bounds the time in s.
+LINT_BASE ?= $(shell tests/lint_base.sh)
 LINT_LIMIT ?= 100
-CHANGED = $(shell git diff --name-only --diff-filter=d $(LINT_BASE) -- csrc 2>/dev/null)
+CHANGED = $(shell { git diff --name-only HEAD -- csrc; \
+	git log --format= --name-only $(LINT_BASE)..HEAD -- csrc; } 2>/dev/null | awk '!seen[$$0]++')
 CHANGED_HEADERS = $(patsubst csrc/%,-e '"%"',$(filter %.hpp,$(CHANGED)))
 INCLUDING = $(if $(CHANGED_HEADERS),$(shell grep -rlF --include='*.cc' $(CHANGED_HEADERS) csrc))
 # Changed files come first: the limit leaves out files that only include a changed header.

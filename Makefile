@@ -130,6 +130,7 @@ gate: $(STAMPS)/system-test $(STAMPS)/system-lint $(SET_UP) ## lint and run all 
 	$(set_up)
 	@$(GATE) --keep-going --deadline $(DEADLINE) $(or $(STAGES),$(ALL_STAGES)) -- $(ARGS)
 ALL_STAGES := lint plain unit engines guest asan tsan alone
+# Seconds for all stages, on a quiet machine; the gate multiplies the limit by its factor for waits.
 DEADLINE ?= 4500
 
 cases: setup $(STAMPS)/system-test ## run the tests of reports from the field, long ones too, and print before and now; MACHINES=1 prints start line and doctor of their machines, SCRIPTS=FOLDER also runs scripts that judge themselves

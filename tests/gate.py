@@ -3,12 +3,12 @@
 gate.py [--keep-going] [--deadline SECONDS] [--record FILE] [--long | --quick] [STAGE...]
         [-- arguments of pytest]
 
---keep-going: runs the other stages after a failed stage. --deadline: limit for all stages; stages
-not begun by then count as failed. --record: appends the closing list to a file, as a line of JSON;
-the environment variable GATE_RECORD does the same (1 = bench/results/gate.jsonl). --long, --quick:
-the stages of `make test-long`, `make quick`. Without STAGE, all stages run; without --long and
---quick, all but lint. Exit status: 0 = passed, 1 = failed, 3 = undetermined, because the system
-killed a process for want of memory.
+--keep-going: runs the other stages after a failed stage. --deadline: limit for all stages, times
+the factor for waits; stages not begun by then count as failed. --record: appends the closing list
+to a file, as a line of JSON; the environment variable GATE_RECORD does the same (1 =
+bench/results/gate.jsonl). --long, --quick: the stages of `make test-long`, `make quick`. Without
+STAGE, all stages run; without --long and --quick, all but lint. Exit status: 0 = passed, 1 =
+failed, 3 = undetermined, because the system killed a process for want of memory.
 """
 
 from __future__ import annotations
@@ -49,29 +49,36 @@ PARTS = "parts.jsonl"
 
 
 class Gate:
-    """A run of stages in the folder `root`."""
+    """A run of stages in the folder `root`.
+
+    deadline_s: limit for all stages in s from now on, multiplied by the factor for waits.
+    """
 
     def __init__(
         self,
         arguments: Sequence[str],
-        deadline: float,
+        deadline_s: float,
         watchdog: Watchdog,
         monitor: strain.Monitor,
         root: Path,
     ) -> None:
+        self.patience = float(os.environ[PATIENCE_VARIABLE])
         self._arguments = tuple(arguments)
-        self._deadline = deadline
+        self._deadline = time.monotonic() + deadline_s * self.patience
         self._watchdog = watchdog
         self._monitor = monitor
         self._root = root
         self._results = results_of(root)
-        self.patience = float(os.environ[PATIENCE_VARIABLE])
+
+    def left_s(self) -> float:
+        """Returns the time left for all stages, in s."""
+        return self._deadline - time.monotonic()
 
     def run(self, stage: Stage) -> Outcome:
         say(f"== {stage.name}")
         began = time.monotonic()
         outcome = Outcome(stage.name, self._monitor.kills)
-        left_s = self._deadline - began
+        left_s = self.left_s()
         if left_s <= 0:
             outcome.failures.append(f"{stage.name}: not begun, the deadline of all stages is over")
             return outcome
@@ -97,7 +104,7 @@ class Gate:
         say(f"== once more, alone: {late.name}")
         began = time.monotonic()
         outcome = Outcome(late.name, self._monitor.kills)
-        limit_s = min(LONGEST_RERUN_S * self.patience, self._deadline - time.monotonic())
+        limit_s = min(LONGEST_RERUN_S * self.patience, self.left_s())
         if late.variant:
             command = ["ctest", "--test-dir", str(self._build(late.variant))]
             command += ["--output-on-failure", "-j1", "--no-tests=error", "-R", f"^{late.name}$"]
@@ -182,7 +189,7 @@ class Gate:
             process = beside.start(command, NICE, cwd=self._root, stdout=file)
             try:
                 yield
-                limit_s = min(stage.budget_s * self.patience, self._deadline - time.monotonic())
+                limit_s = min(stage.budget_s * self.patience, self.left_s())
                 status = self._end(process, limit_s, stage.name, outcome)
             finally:
                 kill_all(family(process.pid))
@@ -270,7 +277,6 @@ def main(given: Sequence[str], root: Path = ROOT, known: Sequence[Stage] | None 
     chosen = options.chosen
     if not options.long and "guest" not in options.stages[:1]:
         chosen = gate_stages.without_passed_guest(chosen, say)
-    deadline = time.monotonic() + options.deadline
     began = time.time()
     results = results_of(root)
     renew(results)
@@ -283,7 +289,7 @@ def main(given: Sequence[str], root: Path = ROOT, known: Sequence[Stage] | None 
             strain.Monitor() as monitor,
             Watchdog(results / "running", results / "stacks") as watchdog,
         ):
-            gate = Gate(arguments, deadline, watchdog, monitor, root)
+            gate = Gate(arguments, options.deadline, watchdog, monitor, root)
             for number, stage in enumerate(chosen):
                 later = gate_stages.compiled_beside(stage, chosen[number + 1 :])
                 with beside.compiled_ahead(root, later):

@@ -16,6 +16,7 @@ import skips
 import strain
 from outcomes import Outcome
 from skips import Expected, Skip
+from timely import PATIENCE_VARIABLE
 
 TESTS = Path(__file__).resolve().parents[1]
 ROOTLESS = Skip("engines", "tests/e2e/test_lab.py::test_a[root]", "needs root")
@@ -197,6 +198,15 @@ def test_ctests_limits_are_longer_than_the_limits_of_the_gate() -> None:
     gates = (gate_stages.HANG_S, gate_stages.LONG_HANG_S)
     for limit_s, hang_s in zip(limits, gates, strict=True):
         assert limit_s >= hang_s + 2 * hangs.LONGEST_DUMP_S
+
+
+def test_a_busy_machine_has_more_time_for_all_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PATIENCE_VARIABLE, "2.50")
+    watchdog = hangs.Watchdog(tmp_path, tmp_path)
+    of_all = gate.Gate([], 1000.0, watchdog, strain.Monitor(), tmp_path)
+    assert 1000.0 < of_all.left_s() <= 2500.0
 
 
 def test_programs_with_the_label_timing_are_found_by_any_number(tmp_path: Path) -> None:

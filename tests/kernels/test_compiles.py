@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 SCRIPT = Path(__file__).with_name("compile_all.py")
-ARCHITECTURES = (80, 90, 100)  # A100, H100 and H200, B200
+# A100, H100 and H200, B200
+ARCHITECTURES = (80, 90, pytest.param(100, marks=pytest.mark.long))
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)

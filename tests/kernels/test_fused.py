@@ -67,8 +67,21 @@ def fused_at(
     return pair[me].fused.add_rms_norm(sources[me], *others, EPSILON)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("shape", [(3, 96), (1, 1), (70, 33), (2, 3, 64)])
+TYPES = (torch.bfloat16, torch.float16, torch.float32)
+SHAPES = ((3, 96), (1, 1), (2, 3, 64))
+LARGE = (70, 33)
+IN_INTERPRETER = pytest.mark.long if DEVICE.type == "cpu" else ()
+"""Triton's interpreter takes 8 to 23 s for a large shape."""
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        *((shape, dtype) for shape in SHAPES for dtype in TYPES),
+        (LARGE, torch.bfloat16),
+        *(pytest.param(LARGE, dtype, marks=IN_INTERPRETER) for dtype in TYPES[1:]),
+    ],
+)
 @pytest.mark.slow
 def test_the_fused_reduce_equals_all_reduce_and_norm(
     pair: list[DeviceCommunicator], shape: tuple[int, ...], dtype: torch.dtype

@@ -51,7 +51,7 @@ def test_reasons_are_counted_and_pytests_summary_comes_last(tmp_path: Path) -> N
     assert "1 passed, 3 skipped" in lines[-1]
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "two workers"])
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["one process", "a worker"])
 def test_lines_of_show_appear_in_the_output(tmp_path: Path, workers: tuple[str, ...]) -> None:
     if workers and importlib.util.find_spec("xdist") is None:
         pytest.skip("pytest-xdist is not installed")

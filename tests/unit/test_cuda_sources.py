@@ -16,7 +16,7 @@ SOURCES = sorted((ROOT / "csrc").rglob("*.cu"))
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=[path.stem for path in SOURCES])
-@pytest.mark.slow
+@pytest.mark.long  # the build of the core compiles the same source, with warnings as errors
 def test_cuda_sources_compile_without_warnings(source: Path, tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc")
     if nvcc is None:

@@ -135,7 +135,7 @@ def spin() -> None:
 
 
 @pytest.mark.usefixtures("spin")
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_real_search_cut_short_does_not_pass(tmp_path: Path) -> None:
     small = replace(PROTOCOL, defines=("FAULTS=1",))
     outcome, steps = check.search(small, tmp_path)

@@ -31,14 +31,14 @@ def totals(count: int, **changes: Any) -> campaign.Totals:
 @pytest.mark.slow
 def test_a_campaign_passes_and_counts(tmp_path: Path) -> None:
     file = tmp_path / "sim.json"
-    done = CliRunner().invoke(main, ["sim", "--seeds", "300", "--json", str(file)])
+    done = CliRunner().invoke(main, ["sim", "--seeds", "120", "--json", str(file)])
     assert done.exit_code == 0, done.output
     written = json.loads(file.read_text())
-    assert written["seeds"] == 300
+    assert written["seeds"] == 120
     assert written["failures"] == []
     assert set(written["faults"]) == set(_core.fault_kinds())
     last = done.output.splitlines()[-1]
-    for name in ("seeds 300", "steps", "faults", "replays", "hedges", "fences"):
+    for name in ("seeds 120", "steps", "faults", "replays", "hedges", "fences"):
         assert name in last
 
 

@@ -1,5 +1,8 @@
-// The interface between NCCL and the network plugin: sizes and offsets of every version, as
-// recorded from NCCL's headers, and the symbols of the built library.
+// The interface between NCCL and the network plugin: sizes and offsets of every version, and the
+// symbols of the built library.
+//
+// The numbers and the order of members were recorded from the headers of NVIDIA/nccl, folder
+// src/include/plugin/net: net_v8.h, net_v9.h, net_v10.h, net_v11.h and net_v12.h.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 

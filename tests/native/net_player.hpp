@@ -274,6 +274,7 @@ struct Player {
   int nics = 3;                               // in R2CCL_RAILS
   int status = 0;                             // exit status of each rank
   std::function<void(int rank)> before = {};  // in the process of the rank, before the plugin
+  std::function<void(const Board&)> after = {};  // once all ranks have ended well
 
   // Runs `body` in a process per rank.  Succeeds if all of them end without a failed check.
   [[nodiscard]] ::testing::AssertionResult play(const std::function<void(Rank&)>& body) const {
@@ -322,6 +323,7 @@ struct Player {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     for (const std::string& file : files) ::unlink(file.c_str());
+    if (failed.empty() && after) after(board);
     ::munmap(shared, sizeof(Board));
     if (failed.empty()) return ::testing::AssertionSuccess();
     return ::testing::AssertionFailure() << failed;

@@ -9,10 +9,14 @@
 #include <deque>
 #include <random>
 
+#include "net_journal.hpp"
+
 namespace r2ccl {
 namespace {
 
 using net::NcclResult;
+using testing::JournalFile;
+using testing::JournalFolder;
 using testing::Player;
 using testing::Rank;
 
@@ -473,10 +477,11 @@ TEST(NetPlayer, MemoryWithoutAMessageMayBeRemovedWhileOthersWait) {
   }));
 }
 
-TEST(NetPlayer, TheLibraryMayBeUnloadedWhileItsThreadsRun) {
-  EXPECT_TRUE(Player({.ranks = 2}).play([](Rank& rank) {
+// NCCL loads and unloads the library with its first and its last communicator.
+void play_unloading(int rounds) {
+  EXPECT_TRUE(Player({.ranks = 2}).play([rounds](Rank& rank) {
     const Rank::Ends ends = rank.ring();
-    for (int round = 0; round < 100; ++round) {
+    for (int round = 0; round < rounds; ++round) {
       void* const library = ::dlopen(R2CCL_NETPLUGIN, RTLD_NOW | RTLD_LOCAL);
       R2CCL_RANK_CHECK(library != nullptr);
       ::dlclose(library);
@@ -489,18 +494,38 @@ TEST(NetPlayer, TheLibraryMayBeUnloadedWhileItsThreadsRun) {
   }));
 }
 
+TEST(NetPlayer, TheLibraryMayBeUnloadedWhileItsThreadsRun) { play_unloading(100); }
+
+TEST(NetPlayer, TheLibraryMayBeUnloaded1000TimesLong) { play_unloading(1000); }
+
+// The label of journals and metrics.
+TEST(NetPlayer, TheJournalNamesNcclAsTheEngine) {
+  const JournalFolder folder;
+  const Player player{.ranks = 1, .environment = {{"R2CCL_JOURNAL_DIR", folder.path}}};
+  EXPECT_TRUE(player.play([&folder](Rank&) {
+    const JournalFile journal(folder.path, ::getpid());
+    R2CCL_RANK_CHECK(journal.exists());
+    R2CCL_RANK_CHECK(std::string(journal.header().serving_engine) == "nccl");
+  }));
+}
+
 // ---- faults ----
 
 const std::vector<std::pair<std::string, std::string>> quick_rejoin{
     {"R2CCL_REJOIN_BACKOFF_MIN_MS", "1"}, {"R2CCL_REJOIN_BACKOFF_MAX_MS", "50"}};
 
 // Each fault hits the home rail of the ring that is in use.  The fault begins during a round or
-// after, and lasts for the whole next round.
-void play_ring_under(const std::string& fault, int rounds) {
-  const Player player{.ranks = 3, .environment = quick_rejoin, .limit_s = 1500};
+// after, and lasts for the whole next round.  There are four rounds a fault.
+void play_ring_under(Fault kind, int faults) {
+  const std::string fault(name_of(kind));
+  const JournalFolder folder;
+  Player player{.ranks = 3, .environment = quick_rejoin, .limit_s = 1500};
+  player.environment.emplace_back("R2CCL_JOURNAL_DIR", folder.path);
   EXPECT_TRUE(player.play([&](Rank& rank) {
     constexpr int nics = 3;
     testing::counted_text = "DOWN (injected)";
+    JournalFile journal(folder.path, ::getpid());
+    std::size_t counted = 0;  // faults that this rank has injected, a record for each of two peers
     std::vector<Rank::Ends> ends;
     for (int nic = 0; nic < nics; ++nic) ends.push_back(rank.ring(nic, nic));
     {
@@ -508,16 +533,24 @@ void play_ring_under(const std::string& fault, int rounds) {
       for (const Rank::Ends& each : ends) rings.emplace_back(rank, each, std::size_t{30'011});
       // The core reads the file of faults every 5 ms.
       constexpr std::chrono::milliseconds injected(10);
-      for (int round = 0; round < rounds; ++round) {
+      for (int round = 0; round < 4 * faults; ++round) {
         const int rail = round / 4 % nics;
         const bool injects = rank.rank == 0;
         if (injects && round % 4 == 1) rank.fault(std::to_string(rail) + " " + fault);
         if (injects && round % 4 == 2) std::this_thread::sleep_for(injected);
         if (injects && round % 4 == 3) rank.fault(std::to_string(rail) + " heal");
         all_reduce_checked(rank, rings[static_cast<std::size_t>(rail)], round);
+        counted += journal.new_faults(kind);
       }
     }
-    if (rank.rank == 0 && fault == "carrier_loss")
+    const std::size_t all = rank.rank == 0 ? static_cast<std::size_t>(2 * faults) : 0;
+    const auto all_counted = [&] {
+      counted += journal.new_faults(kind);
+      return counted >= all;
+    };
+    R2CCL_RANK_CHECK(testing::eventually(all_counted, "all faults"));
+    R2CCL_RANK_CHECK(counted == all);
+    if (rank.rank == 0 && kind == Fault::carrier_loss)
       R2CCL_RANK_CHECK(testing::eventually([] { return testing::counted_lines >= nics; },
                                            "a line of each rail"));
     rank.barrier();
@@ -525,14 +558,17 @@ void play_ring_under(const std::string& fault, int rounds) {
   }));
 }
 
-TEST(NetPlayer, ARingAllReduceSurvivesCutRails) { play_ring_under("carrier_loss", 12); }
+TEST(NetPlayer, ARingAllReduceSurvivesCutRails) { play_ring_under(Fault::carrier_loss, 3); }
 
-TEST(NetPlayer, ARingAllReduceSurvivesBlackHoles) { play_ring_under("black_hole", 12); }
+TEST(NetPlayer, ARingAllReduceSurvivesBlackHoles) { play_ring_under(Fault::black_hole, 3); }
 
-// A fault in each fourth round.
-TEST(NetPlayer, ARingAllReduceSurvives500CutRailsLong) { play_ring_under("carrier_loss", 2000); }
+TEST(NetPlayer, ARingAllReduceSurvives500CutRailsLong) {
+  play_ring_under(Fault::carrier_loss, 500);
+}
 
-TEST(NetPlayer, ARingAllReduceSurvives500BlackHolesLong) { play_ring_under("black_hole", 2000); }
+TEST(NetPlayer, ARingAllReduceSurvives500BlackHolesLong) {
+  play_ring_under(Fault::black_hole, 500);
+}
 
 TEST(NetPlayer, AnIgnoredErrorEndsTheProcess) {
   const Player player{.ranks = 2, .environment = {{"R2CCL_NCCL_EXIT_S", "0.1"}}, .status = 70};
@@ -591,7 +627,11 @@ TEST(NetPlayer, PeersLearnAtOnceOfAProcessThatEndsByAnIgnoredError) {
 }
 
 TEST(NetPlayer, TheLossOfAllRailsIsAnErrorAtBothEnds) {
-  const Player player{.ranks = 2, .environment = {{"R2CCL_LINK_TIMEOUT_S", "1"}}};
+  int slowest_ms = 0;
+  Player player{.ranks = 2, .environment = {{"R2CCL_LINK_TIMEOUT_S", "1"}}};
+  player.after = [&slowest_ms](const testing::Board& board) {
+    slowest_ms = std::max(board.words[0].load(), board.words[1].load());
+  };
   EXPECT_TRUE(player.play([](Rank& rank) {
     const Rank::Ends ends = rank.ring();
     exchange(rank, ends, 10, 1000);
@@ -617,6 +657,7 @@ TEST(NetPlayer, TheLossOfAllRailsIsAnErrorAtBothEnds) {
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
     R2CCL_RANK_CHECK(result == NcclResult::remote_error);
     R2CCL_RANK_CHECK(took.count() >= 1);  // a shorter loss is none
+    rank.board.words[rank.rank].store(static_cast<int>(took.count() * 1000));
     R2CCL_RANK_CHECK(rank.state().find("no rail within the link timeout") != std::string::npos);
     // The sending ends have the same error at their next call.
     void* sending = nullptr;
@@ -628,6 +669,7 @@ TEST(NetPlayer, TheLossOfAllRailsIsAnErrorAtBothEnds) {
     (void)rank.net->close_send(ends.sender);
     (void)rank.net->close_receive(ends.receiver);
   }));
+  EXPECT_LE(slowest_ms, 2000) << "late: an error more than 1 s after the link timeout";
 }
 
 }  // namespace

@@ -134,8 +134,8 @@ Status Plugin::start() {
   auto engine = Engine::create(options.value().core, process);
   if (!engine.ok()) return engine.take_status();
   engine_ = std::move(engine.value());
+  engine_->set_serving_engine("nccl");  // readers expect it with the label
   engine_->set_label("process " + std::to_string(process));
-  engine_->set_serving_engine("nccl");
   auto exchange = Exchange::open(engine_, nics_, node.value(), std::move(options.value().key));
   if (!exchange.ok()) return exchange.take_status();
   exchange_ = std::move(exchange.value());

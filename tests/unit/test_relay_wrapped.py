@@ -123,7 +123,7 @@ import fcntl, os, signal, sys, termios
 from r2serve.relay import wrapped
 from r2serve.relay.parent import RelayProcess
 if os.isatty(0): fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # leader of a session, in the foreground
-for number in (1, 2, 15):  # whatever the tests inherit
+for number in (1, 2, 10, 12, 15):  # whatever the tests inherit
     signal.signal(number, signal.SIG_IGN if str(number) in sys.argv[3:] else signal.SIG_DFL)
 relay = RelayProcess([sys.executable, "-c", sys.argv[1]])
 relay.wait_ready(60)
@@ -133,7 +133,7 @@ sys.exit(status)
 """
 COUNTS = """
 import signal, sys, time
-counts = {1: 0, 2: 0, 15: 0}
+counts = {1: 0, 2: 0, 10: 0, 12: 0, 15: 0}
 def count(number, _):
     counts[number] += 1
     print(number, counts[number], flush=True)
@@ -179,10 +179,11 @@ def test_signals_to_the_wrapper_alone_reach_the_command(
     process = wrapper()
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+    users = (signal.SIGUSR1, signal.SIGUSR2)
+    for number in (signal.SIGHUP, signal.SIGINT, *users, signal.SIGTERM):
         process.send_signal(number)
         assert process.stdout.readline() == f"{int(number)} 1\n"
-    assert process.wait(LONG_S) == 3
+    assert process.wait(LONG_S) == 5
 
 
 def test_an_ignored_signal_stays_ignored(wrapper: Callable[..., subprocess.Popen[str]]) -> None:
@@ -231,7 +232,7 @@ def test_a_signal_before_the_command_has_started_reaches_it(
         os.kill(os.getpid(), signal.SIGTERM)
         return made
 
-    monkeypatch.setattr(wrapped.subprocess, "Popen", popen)
+    monkeypatch.setattr(subprocess, "Popen", popen)
     assert run(relay, "import time; time.sleep(600)") == 128 + signal.SIGTERM
 
 

@@ -33,7 +33,7 @@ from r2serve.ports.wires import Question, Wire, ask
 
 LINGER_S = 5.0
 """Seconds a close waits for delivery, at most."""
-KEPT_JOURNALS = 64
+KEPT_JOURNALS = files.KEPT
 """Journals of ended workers kept in the folder when a new worker starts."""
 JOURNAL_BYTES = 1 << 20
 """Room for a journal; the file is slightly smaller."""

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 
+from r2serve import children
+from r2serve.cli import nccl_ranks
+from r2serve.engines.flag import keep_journals
 from r2serve.errors import ConfigError
+from r2serve.observe import files
 
 LIBRARY = "libnccl-net-r2ccl.so"
 FIXED = {
-    "NCCL_NET": "r2ccl",
+    "NCCL_NET": nccl_ranks.NETWORK,
     "NCCL_NET_PLUGIN_REF_COUNT": "1",
     "NCCL_PROTO": "^LL128",
     "NCCL_RUNTIME_CONNECT": "0",
+    "NCCL_SET_THREAD_NAME": "1",
 }
 """Variables of NCCL beside the path of the library; docs/nccl.md has the reasons."""
 
@@ -75,26 +81,57 @@ def _names_ll128(names: str) -> bool:
     return ("LL128" in named) != names.startswith("^")
 
 
+def run(argv: Sequence[str], env: Mapping[str, str], check: bool) -> int:
+    """Runs a command and returns its exit status, or 70 after a rank without the plugin.
+
+    check: look at the processes of the command; False: the command takes the place of this process.
+
+    Raises:
+        ConfigError: the command cannot be started.
+    """
+    if check:
+        with children.running(argv, env) as command:
+            return nccl_ranks.watched(command, lambda text: click.echo(text, err=True))
+    try:
+        os.execvpe(argv[0], list(argv), dict(env))
+    except OSError as error:
+        raise ConfigError(f"COMMAND: {argv[0]}: {error.strerror}; must be a program") from error
+
+
+def _keep_journals() -> None:
+    """Chooses the folder of journals as engines do, and deletes old journals there."""
+    keep_journals()
+    folder = os.environ.get("R2CCL_JOURNAL_DIR")
+    if folder:
+        with contextlib.suppress(OSError):  # the plugin warns, and runs without a journal
+            files.prune(folder, files.KEPT)
+
+
 @click.command()
 @click.option("--show", is_flag=True, help="Print the variables for a shell, and run nothing.")
+@click.option(
+    "--check/--no-check",
+    default=True,
+    show_default=True,
+    help="End COMMAND with status 70 if a process of it has NCCL without the plugin for "
+    f"{nccl_ranks.WITHIN_S:g} s.",
+)
 @click.argument("argv", metavar="[-- COMMAND…]", nargs=-1, type=click.UNPROCESSED)
-def command(show: bool, argv: tuple[str, ...]) -> None:
+def command(show: bool, check: bool, argv: tuple[str, ...]) -> None:
     """Run COMMAND with NCCL over r2serve's network plugin (a preview, over TCP).
 
-    Sets five variables of NCCL. A rank without the plugin then fails at its start, because
-    NCCL_NET names the only network. Use the same on every node.
+    Sets six variables of NCCL. A rank without the plugin then fails at its start, because NCCL_NET
+    names the only network. A rank that has lost the variables is found by its process. Use the same
+    on every node. The exit status is that of COMMAND.
     """
     if show == bool(argv):
         raise click.UsageError("give either --show or a COMMAND")
     try:
         wanted = variables(os.environ, library())
+        if not show:
+            _keep_journals()
+            raise SystemExit(run(argv, {**os.environ, **wanted}, check))
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
-    if show:
-        for name, value in wanted.items():
-            click.echo(f"export {name}={shlex.quote(value)}")
-        return
-    try:
-        os.execvpe(argv[0], argv, {**os.environ, **wanted})
-    except OSError as error:
-        raise click.ClickException(f"{argv[0]}: {error.strerror}") from error
+    for name, value in wanted.items():
+        click.echo(f"export {name}={shlex.quote(value)}")

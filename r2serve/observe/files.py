@@ -17,6 +17,8 @@ from r2serve.observe import journal, request_log
 from r2serve.observe.safe_open import open_regular
 
 SIDECAR_LOG = "sidecar.log"
+KEPT = 64
+"""Journals of ended writers that stay in a folder, and request logs."""
 YOUNG_S = 5.0
 """A younger file without a lock may belong to a writer that is about to lock the file, s."""
 SHARE = 4

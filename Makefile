@@ -209,10 +209,10 @@ test-netplugin: setup $(STAMPS)/system-test ## test the network plugin, 1,000,00
 	@cmake --build build/native-plain --target $(NET_TESTS)
 	@for name in $(NET_TESTS); do build/native-plain/$$name $(ARGS) || exit 1; done
 
-bench-netplugin: setup $(STAMPS)/system-test ## measure the network plugin beside the raw socket floor, on loopback rails
+bench-netplugin: setup $(STAMPS)/system-test ## measure the network plugin beside the raw socket floor, against its targets; ARGS="--rounds 5000 --faults 500"
 	@cmake -S . -B build/native-plain -G Ninja -DR2CCL_TESTS=ON >build/plain.log || { cat build/plain.log; exit 1; }
 	@cmake --build build/native-plain --target net_bench
-	@build/native-plain/net_bench $(ARGS)
+	@$(BENCH) netplugin $(ARGS)
 
 # Each native program runs separately, so that its covered lines are known.
 coverage: setup $(STAMPS)/system-test ## measure line and branch coverage of the quick tests; ARGS choose Python tests

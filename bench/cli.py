@@ -8,6 +8,7 @@ from r2serve.bench.collectives.baseline_cli import command as baseline
 from r2serve.bench.collectives.cli import collectives
 from r2serve.bench.collectives.stalls_cli import command as stalls
 from r2serve.bench.flood.cli import command as flood
+from r2serve.bench.netplugin.cli import command as netplugin
 from r2serve.bench.observers.cli import command as observers
 from r2serve.cli.main import LazyCommand, LazyGroup
 
@@ -34,3 +35,4 @@ command.add_command(baseline)
 command.add_command(stalls)
 command.add_command(observers)
 command.add_command(flood)
+command.add_command(netplugin)

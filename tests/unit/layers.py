@@ -212,7 +212,8 @@ R2SERVE: dict[str, tuple[str, ...]] = {
         "engines",
         "topo",
     ),
-    "bench": ("bench/collectives", "bench/flood", "bench/observers", "cli"),
+    "bench/netplugin": ("terminal", "bench/collectives"),
+    "bench": ("bench/collectives", "bench/flood", "bench/observers", "cli", "bench/netplugin"),
     "demo": ("lab", "terminal", "observe", "lab/serving", "cli"),
     "bench/serve": (
         "errors",

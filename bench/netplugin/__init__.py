@@ -1,0 +1,1 @@
+"""Measures the network plugin for NCCL beside a raw socket, against its targets."""

@@ -23,6 +23,7 @@ HANDLE_BYTES = 128
 MESSAGE_BYTES = 100_000
 BOOTSTRAP_PORT = 29_517
 START_S = 60.0
+POLL_S = 0.0005
 HOST_MEMORY = 1
 PR_SET_NAME = 15
 SERVICE = b"NCCL Service  0"
@@ -168,6 +169,7 @@ class Connection:
                 received = self._net.done(receiving)
             if sending.value is not None and not sent:
                 sent = self._net.done(sending) is not None
+            time.sleep(POLL_S)
         return self._in.raw[:received]
 
     def _post(self, request: ctypes.c_void_p) -> None:

@@ -25,6 +25,8 @@ GLOO_FACTOR = 10.0
 GLOO_SHARE = 0.8
 FLOOR_LIMIT_1MIB = 1.2
 FLOOR_SHARE_64MIB = 0.85  # of the bandwidth
+# A slow rail costs at most a tenth of the speed of the same job without this rail.
+SLOW_SHARE_1MIB = 0.9
 # More ranks than cores on the reference machine. The floor does not support this number of ranks.
 CROWDED = 4
 CROWDED_SIZES = (KIB, 64 * MIB)
@@ -51,12 +53,19 @@ class Check:
 def verdicts(
     rows: Iterable[LatencyRow], pairs: Iterable[Pairs] = (), stalls: Iterable[Summary] = ()
 ) -> list[Check]:
-    """Checks every target with measured rows: all_reduce, float32, 2 healthy rails."""
+    """Checks every target with measured rows: all_reduce, float32, 2 rails.
+
+    The rails are healthy, except in the target of a slow rail.
+    """
     by_point: dict[tuple[int, int], dict[str, float]] = {}
+    by_state: dict[str, float] = {}  # of r2ccl with 2 ranks at 1 MiB
     for row in rows:
-        standard = (row.op, row.dtype, row.rails, row.state, row.algorithm)
-        if standard == ("all_reduce", "float32", 2, "healthy", "auto"):
+        if (row.op, row.dtype, row.rails, row.algorithm) != ("all_reduce", "float32", 2, "auto"):
+            continue
+        if row.state == "healthy":
             by_point.setdefault((row.ranks, row.bytes), {})[row.impl] = row.p50_us
+        if (row.impl, row.ranks, row.bytes) == ("r2ccl", 2, MIB):
+            by_state[row.state] = row.p50_us
     checks: list[Check] = []
     for ranks, size in sorted(by_point):
         p50 = by_point[ranks, size]
@@ -64,6 +73,9 @@ def verdicts(
             checks += _latency_checks(size, p50["r2ccl"], p50)
         elif "r2ccl" in p50 and ranks == CROWDED:
             checks += _crowded_checks(size, p50["r2ccl"], p50)
+    if "slow" in by_state and "one-lost" in by_state:
+        share = by_state["one-lost"] / by_state["slow"]
+        checks.append(at_least("1 MiB: r2ccl, one-lost / slow", share, SLOW_SHARE_1MIB))
     checks += [_resilience_check(pair) for pair in pairs]
     for stall in stalls:
         checks += _stall_checks(stall)

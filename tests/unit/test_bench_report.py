@@ -35,11 +35,20 @@ ISSUE_KEYS = {
 }
 
 
-def row(impl: str, size: int, p50_us: float, algorithm: str = "auto", ranks: int = 2) -> LatencyRow:
+def row(
+    impl: str,
+    size: int,
+    p50_us: float,
+    algorithm: str = "auto",
+    ranks: int = 2,
+    state: str = "healthy",
+    rails: int = 2,
+) -> LatencyRow:
     times = [[int(p50_us * 1000)] * 3] * ranks
     workload = CollectiveCall("all_reduce", size, "float32")
     cpu_ns = int(ranks * 3 * p50_us * 500)  # half of the wall-clock time
-    return summarise(Setting(ranks, 2), workload, Contender(impl, algorithm), times, cpu_ns)
+    setting = Setting(ranks, rails, state)
+    return summarise(setting, workload, Contender(impl, algorithm), times, cpu_ns)
 
 
 def rows(size: int, **p50_us: float) -> list[LatencyRow]:
@@ -90,6 +99,26 @@ def test_four_ranks_must_not_be_slower_than_other_contenders() -> None:
     }
     assert crowded(64 * MIB, r2ccl=50, gloo=50) == {"4 ranks, 64 MiB: r2ccl / gloo": True}
     assert crowded(512, r2ccl=50, gloo=40) == {}
+
+
+@pytest.mark.parametrize(("slow_us", "met"), [(400, True), (401, False), (300, True)])
+def test_a_slow_rail_is_compared_with_the_job_without_this_rail(slow_us: float, met: bool) -> None:
+    lost = row("r2ccl", MIB, 360, state="one-lost")
+    slow = row("r2ccl", MIB, slow_us, state="slow")
+    assert by_target(verdicts([slow, lost])) == {"1 MiB: r2ccl, one-lost / slow": met}
+
+
+def test_a_slow_rail_without_the_same_point_of_a_lost_rail_has_no_verdict() -> None:
+    slow = row("r2ccl", MIB, 500, state="slow")
+    assert verdicts([slow, row("r2ccl", MIB, 360)]) == []
+    for other in (
+        row("openmpi", MIB, 360, state="one-lost"),
+        row("r2ccl", MIB, 360, "one_shot", state="one-lost"),
+        row("r2ccl", MIB, 360, ranks=4, state="one-lost"),
+        row("r2ccl", 4 * MIB, 360, state="one-lost"),
+        row("r2ccl", MIB, 360, state="one-lost", rails=3),
+    ):
+        assert verdicts([slow, other]) == []
 
 
 def test_no_verdict_without_r2ccl_nor_on_other_matrices() -> None:

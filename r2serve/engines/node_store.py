@@ -30,8 +30,8 @@ CONNECT_S = 2.0
 
 
 @dataclass(frozen=True)
-class Node:
-    """This node, and the values that it tells."""
+class ComparedNode:
+    """This node as a party to the comparison: its values, and where node 0 compares them."""
 
     number: int
     nodes: int
@@ -50,7 +50,9 @@ class Node:
         return node_place(self.number, self.host)
 
 
-def run(node: Node, compare: Callable[[Node], str], end: Callable[[str], None]) -> None:
+def run(
+    node: ComparedNode, compare: Callable[[ComparedNode], str], end: Callable[[str], None]
+) -> None:
     """Compares until node 0 answers; calls ``end`` with the sentence about a difference.
 
     Args:
@@ -69,7 +71,7 @@ def run(node: Node, compare: Callable[[Node], str], end: Callable[[str], None]) 
         return
 
 
-def compare(node: Node) -> str:
+def compare(node: ComparedNode) -> str:
     """Compares the values with the other nodes; returns a sentence, or an empty text.
 
     Raises:
@@ -87,7 +89,7 @@ def compare(node: Node) -> str:
     return compare_over(store, node)
 
 
-def compare_over(store: Any, node: Node) -> str:
+def compare_over(store: Any, node: ComparedNode) -> str:
     """Compares the values over a ``torch.distributed.Store``; see :func:`compare`."""
     store.set(_told(node.number), json.dumps({"host": node.host, "values": dict(node.values)}))
     others = [other for other in range(node.nodes) if other != node.number]

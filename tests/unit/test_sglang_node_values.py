@@ -14,7 +14,7 @@ from torch.distributed import TCPStore
 
 from r2serve.engines import flag, node_store
 from r2serve.engines.children import EXIT_STATUS
-from r2serve.engines.node_store import Node
+from r2serve.engines.node_store import ComparedNode
 from r2serve.engines.sglang import node_values
 
 pytestmark = pytest.mark.slow
@@ -24,9 +24,9 @@ FLAG = f"--distributed-backend ({flag.VARIABLE})"
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Node]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[ComparedNode]:
     """The nodes whose comparison has started."""
-    found: list[Node] = []
+    found: list[ComparedNode] = []
     monkeypatch.setattr(node_values, "_run", found.append)
     monkeypatch.setattr(node_values, "_started", False)
     monkeypatch.setattr(flag, "of_command_line", True)
@@ -43,7 +43,7 @@ def compare_once(**changed: Any) -> None:
 
 @pytest.mark.parametrize("chosen", ["default", "r2ccl"])
 def test_a_node_tells_its_choice_with_or_without_the_flag(
-    started: list[Node], monkeypatch: pytest.MonkeyPatch, chosen: str
+    started: list[ComparedNode], monkeypatch: pytest.MonkeyPatch, chosen: str
 ) -> None:
     if chosen == "r2ccl":
         monkeypatch.setenv(flag.VARIABLE, chosen)
@@ -55,7 +55,7 @@ def test_a_node_tells_its_choice_with_or_without_the_flag(
     assert ("checksum (R2CCL_CHECKSUM)" in own.values) == (chosen == "r2ccl")
 
 
-def test_an_address_of_ipv6_has_brackets(started: list[Node]) -> None:
+def test_an_address_of_ipv6_has_brackets(started: list[ComparedNode]) -> None:
     compare_once(dist_init_addr="[fd00::1]:29500")
     assert [(own.master, own.port) for own in started] == [("fd00::1", 29500)]
 
@@ -70,14 +70,14 @@ def test_an_address_of_ipv6_has_brackets(started: list[Node]) -> None:
     ],
 )
 def test_a_start_without_other_nodes_compares_nothing(
-    started: list[Node], changed: dict[str, Any]
+    started: list[ComparedNode], changed: dict[str, Any]
 ) -> None:
     compare_once(**changed)
     assert started == []
 
 
 def test_a_program_of_its_own_compares_nothing(
-    started: list[Node], monkeypatch: pytest.MonkeyPatch
+    started: list[ComparedNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flag, "of_command_line", False)
     compare_once()
@@ -123,11 +123,13 @@ def test_both_nodes_end_with_a_status_and_the_same_difference(
         assert "'default' on node 1 (host " in said
 
 
-def test_a_wrong_port_is_no_end(started: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_port_is_no_end(
+    started: list[ComparedNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing listens there so far: the comparison tries again, and ends nothing."""
     monkeypatch.setattr(node_store, "WAIT_S", 0.1)
     monkeypatch.setattr(node_store, "RETRY_S", 0.01)
     monkeypatch.setattr(node_store, "CONNECT_S", 0.05)
     ended: list[str] = []
-    node_store.run(Node(1, 2, "127.0.0.1", 1, "host", {}), node_store.compare, ended.append)
+    node_store.run(ComparedNode(1, 2, "127.0.0.1", 1, "host", {}), node_store.compare, ended.append)
     assert ended == []

@@ -222,6 +222,22 @@ def test_the_page_prints_the_layers() -> None:
     assert "\n".join(["| layer of Python | imports |", "|---|---|", *rows, ""]) in page
 
 
+def test_a_term_of_the_architecture_names_one_type() -> None:
+    """A type named by a bare term, such as Node, is the only type of this name."""
+    section = (ROOT / "docs/architecture.md").read_text().split("\n## Words\n")[1].split("\n#")[0]
+    terms = re.findall(r"^\| ([a-z][\w -]*) \|", section, re.MULTILINE)
+    names = {"".join(map(str.capitalize, re.split("[ -]", term))) for term in terms}
+    assert {"Node", "LocalRank"} <= names
+    found: dict[str, list[str]] = {}
+    for path in python_files(*IMPORTED_AS):
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            if isinstance(node, ast.ClassDef) and node.name in names:
+                found.setdefault(node.name, []).append(f"{path}:{node.lineno}")
+    assert found, "no type has the name of a term"
+    for name, places in found.items():
+        assert len(places) == 1, f"types {name}: {places}"
+
+
 PROOF = ("r2serve/lab/", "r2serve/demo/", "bench/")
 
 

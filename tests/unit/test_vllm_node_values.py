@@ -15,7 +15,7 @@ import pytest
 from torch.distributed import HashStore, TCPStore
 
 from r2serve.engines import flag, node_store
-from r2serve.engines.node_store import Node
+from r2serve.engines.node_store import ComparedNode
 from r2serve.engines.vllm import node_values
 from r2serve.ports.info import ProcessInfo
 from r2serve.relay import meeting, teller
@@ -32,15 +32,17 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_store, "LOOK_S", 0.01)
 
 
-def node(number: int, values: dict[str, str], port: int = 0, nodes: int = 2) -> Node:
+def node(number: int, values: dict[str, str], port: int = 0, nodes: int = 2) -> ComparedNode:
     relay = values[FLAG] == "r2ccl"
-    return Node(number, nodes, "127.0.0.1", port, f"host-{number}", values, has_relay=relay)
+    return ComparedNode(number, nodes, "127.0.0.1", port, f"host-{number}", values, has_relay=relay)
 
 
 class Told(threading.Thread):
     """The thread of a node's first process."""
 
-    def __init__(self, own: Node, compare: Callable[[Node], str] = node_values.compare) -> None:
+    def __init__(
+        self, own: ComparedNode, compare: Callable[[ComparedNode], str] = node_values.compare
+    ) -> None:
         super().__init__(daemon=True)
         self._own, self._compare = own, compare
         self.text: str | None = None
@@ -159,7 +161,7 @@ def test_equal_nodes_end_nothing(values: dict[str, str]) -> None:
 def test_every_node_hears_before_the_store_ends() -> None:
     shared = HashStore()
 
-    def compare(own: Node) -> str:
+    def compare(own: ComparedNode) -> str:
         return node_store.compare_over(shared, own)
 
     first = Told(node(0, DEFAULT, nodes=3), compare)
@@ -204,9 +206,9 @@ PARALLEL = {
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Node]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[ComparedNode]:
     """The nodes whose comparison has started."""
-    found: list[Node] = []
+    found: list[ComparedNode] = []
     monkeypatch.setattr(node_values, "_run", lambda node, _: found.append(node))
     monkeypatch.setattr(node_values, "_started", False)
     monkeypatch.setattr(flag, "of_command_line", True)
@@ -222,7 +224,7 @@ def compare_once(transfer: Any = None, **changed: Any) -> None:
             thread.join()
 
 
-def test_a_node_without_the_flag_tells_its_choice(started: list[Node]) -> None:
+def test_a_node_without_the_flag_tells_its_choice(started: list[ComparedNode]) -> None:
     for _ in range(2):
         compare_once()
     (own,) = started
@@ -235,7 +237,7 @@ def test_a_node_without_the_flag_tells_its_choice(started: list[Node]) -> None:
     [(0, "rails", False), (1, "rails", True), (0, "direct", True), (1, "direct", True)],
 )
 def test_a_node_0_with_a_relay_hears_all_values_there(
-    started: list[Node],
+    started: list[ComparedNode],
     monkeypatch: pytest.MonkeyPatch,
     number: int,
     control: str,
@@ -249,7 +251,7 @@ def test_a_node_0_with_a_relay_hears_all_values_there(
 
 
 def test_a_node_0_whose_connections_stay_direct_compares_over_the_store(
-    started: list[Node], monkeypatch: pytest.MonkeyPatch
+    started: list[ComparedNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(flag.VARIABLE, "r2ccl")
     transfer = SimpleNamespace(kv_connector="MooncakeConnector", kv_connector_extra_config={})
@@ -262,7 +264,7 @@ def test_a_node_0_whose_connections_stay_direct_compares_over_the_store(
     [{"distributed_executor_backend": "ray"}, {"master_addr": "127.0.0.1"}],
 )
 def test_other_starts_have_no_comparison_of_nodes(
-    started: list[Node], changed: dict[str, Any]
+    started: list[ComparedNode], changed: dict[str, Any]
 ) -> None:
     compare_once(**changed)
     assert started == []
@@ -273,7 +275,11 @@ def test_other_starts_have_no_comparison_of_nodes(
     [(1, "default", True), (0, "default", False), (1, "r2ccl", False), (0, "r2ccl", False)],
 )
 def test_a_data_parallel_node_tells_only_what_no_relay_tells(
-    started: list[Node], monkeypatch: pytest.MonkeyPatch, rank: int, backend: str, starts: bool
+    started: list[ComparedNode],
+    monkeypatch: pytest.MonkeyPatch,
+    rank: int,
+    backend: str,
+    starts: bool,
 ) -> None:
     monkeypatch.setenv(flag.VARIABLE, backend)
     compare_once(
@@ -289,7 +295,7 @@ def test_a_data_parallel_node_tells_only_what_no_relay_tells(
 
 
 def test_a_program_of_its_own_compares_nothing(
-    started: list[Node], monkeypatch: pytest.MonkeyPatch
+    started: list[ComparedNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flag, "of_command_line", False)
     compare_once()

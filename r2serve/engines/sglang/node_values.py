@@ -16,7 +16,7 @@ from typing import Any
 
 from r2serve.agreement import node_values
 from r2serve.engines import children, flag, node_store
-from r2serve.engines.node_store import Node
+from r2serve.engines.node_store import ComparedNode
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,14 +39,14 @@ def compare_once(options: Any) -> None:
     threading.Thread(target=_run, args=(node,), name="r2serve-nodes", daemon=True).start()
 
 
-def _here(options: Any) -> Node | None:
+def _here(options: Any) -> ComparedNode | None:
     """Returns this node; None: no other node, or SGLang refuses the address."""
     if options.nnodes < 2:
         return None
     master, _, port = (options.dist_init_addr or "").rpartition(":")
     if not master or not port.isdecimal():
         return None
-    return Node(
+    return ComparedNode(
         options.node_rank,
         options.nnodes,
         master.strip("[]"),
@@ -56,7 +56,7 @@ def _here(options: Any) -> Node | None:
     )
 
 
-def _run(node: Node) -> None:
+def _run(node: ComparedNode) -> None:
     node_store.run(node, node_store.compare, _end)
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from r2serve.agreement import node_values
 from r2serve.config import Config
 from r2serve.engines import flag, node_store
-from r2serve.engines.node_store import Node
+from r2serve.engines.node_store import ComparedNode
 from r2serve.engines.vllm import control, ending, exit_status
 from r2serve.errors import ConfigError
 from r2serve.ports.info import read_key
@@ -53,7 +53,7 @@ def compare_once(vllm_config: Any) -> None:
     threading.Thread(target=_run, args=(node, _end), name="r2serve-nodes", daemon=True).start()
 
 
-def _here(vllm_config: Any) -> Node | None:
+def _here(vllm_config: Any) -> ComparedNode | None:
     """Returns this node of an engine on several nodes; None: no other node, or another start."""
     environ = {flag.VARIABLE: "default"} | dict(os.environ)
     config = Config.from_env() if flag.active() else Config()
@@ -61,7 +61,7 @@ def _here(vllm_config: Any) -> Node | None:
     place = control.site_of(vllm_config.parallel_config, Config(control="rails"))
     if not isinstance(place, control.Site):
         return None  # on one host, under Ray, or by an external launcher
-    return Node(
+    return ComparedNode(
         place.node,
         place.nodes,
         place.master,
@@ -83,11 +83,11 @@ def _key() -> bytes:
         return b""
 
 
-def _run(node: Node, end: Callable[[str], None]) -> None:
+def _run(node: ComparedNode, end: Callable[[str], None]) -> None:
     node_store.run(node, compare, end)
 
 
-def compare(node: Node) -> str:
+def compare(node: ComparedNode) -> str:
     """Compares the values with the other nodes; returns a sentence, or an empty text.
 
     Raises:

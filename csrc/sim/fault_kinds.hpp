@@ -1,5 +1,5 @@
-// Fault kinds of the simulated world, and the probability of each kind per seed.  Kinds listed in
-// docs/failover.md have the same name there.
+// Fault kinds of the simulated world, and the probability of each kind per seed.
+// docs/architecture.md lists every name.
 #pragma once
 
 #include <array>

@@ -36,6 +36,7 @@ from r2serve.bench.collectives.verdict import Check, at_least, at_most, tally
 from r2serve.lab.injector import Injector, LabInjector
 from r2serve.lab.lab import Lab
 from r2serve.lab.player import Player
+from r2serve.lab.rails import rails_in_use
 from r2serve.lab.schedule import Fault
 
 # CARRIER: the port of the measuring node loses the carrier. PEER_CARRIER: the other node's port
@@ -373,7 +374,7 @@ def _sample(
         strikes.wait_until_up(workers)
         before = strikes.sent(workers, node)
         quiet, _ = _window(workers, NoFault(lab), kind, node, 0)
-        used = strikes.in_use(before, strikes.sent(workers, node))
+        used = rails_in_use(before, strikes.sent(workers, node))
         rail = used[(index // 2) % len(used)]
         try:
             stall, noticed = _window(workers, LabInjector(lab), kind, node, rail)

@@ -25,6 +25,7 @@ from r2serve.bench.collectives.strikes import ATTEMPTS, RAILS, SIZES, MissedErro
 from r2serve.lab.injector import LabInjector
 from r2serve.lab.lab import Lab
 from r2serve.lab.player import Player
+from r2serve.lab.rails import rails_in_use
 from r2serve.lab.schedule import Aim, Fault
 
 KINDS = ("carrier_loss", "black_hole")
@@ -98,7 +99,7 @@ def _strike(
     baseline = median(strikes.soak(one, BASELINE_MS)[0].times_ns)
     before = strikes.sent(both, node)
     strikes.soak(both, BASELINE_MS)
-    used = strikes.in_use(before, strikes.sent(both, node))
+    used = rails_in_use(before, strikes.sent(both, node))
     rail = used[(index // 2) % len(used)]
 
     def aim() -> int:

@@ -7,11 +7,10 @@ Contenders without fault injection start on the remaining rails (see contenders.
 
 from __future__ import annotations
 
-import time
-
 from r2serve.bench.collectives.control import WorkerError, WorkerGroup
 from r2serve.bench.collectives.matrix import CollectiveCall, Setting
-from r2serve.bench.collectives.strikes import rails_of, soak
+from r2serve.bench.collectives.strikes import LOOK_S, rails_of, soak
+from r2serve.lab.rails import wait_until
 
 SLOW_BYTES_PER_S = 100_000_000
 TIMEOUT_S = 20.0
@@ -39,11 +38,11 @@ def _settle(group: WorkerGroup) -> None:
 
 def _wait_until_lost(group: WorkerGroup, lost: set[int]) -> None:
     """Waits until exactly the ``lost`` rails of rank 0 are out of use."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while True:
-        states = [(index, state == "UP") for index, state, _ in rails_of(group)[0]]
-        if all(up is (index not in lost) for index, up in states):
-            return
-        if time.monotonic() > deadline:
-            raise WorkerError(f"rails {sorted(lost)} of rank 0 should be lost, not {states}")
-        time.sleep(0.05)
+    states: list[tuple[int, bool]] = []
+
+    def reached() -> bool:
+        states[:] = [(index, state == "UP") for index, state, _ in rails_of(group)[0]]
+        return all(up is (index not in lost) for index, up in states)
+
+    if not wait_until(reached, TIMEOUT_S, LOOK_S):
+        raise WorkerError(f"rails {sorted(lost)} of rank 0 should be lost, not {states}")

@@ -7,7 +7,6 @@ time of the fault.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -19,14 +18,15 @@ from r2serve.lab.background import BackgroundPlay
 from r2serve.lab.holder import LabCommandError
 from r2serve.lab.lab import Lab
 from r2serve.lab.player import Player
+from r2serve.lab.rails import rail_index, wait_until
 
 SIZES = (16 * 1024, 1024 * 1024)  # carried by a single rail; carried by both rails
 RAILS = 2
 
 # A call started later than this after the fault is slow for another reason.
 CAUSED_WITHIN_NS = 300_000_000
-IN_USE_SHARE = 0.05
 HEAL_TIMEOUT_S = 20.0
+LOOK_S = 0.05
 ATTEMPTS = 5
 
 # Short back-off and no flap damping: faults follow each other much faster than in production.
@@ -125,16 +125,6 @@ def hit_call(soaks: Sequence[Soak], struck_ns: int) -> tuple[int, int] | None:
     return max(candidates, default=None)
 
 
-def in_use(before: Mapping[int, int], after: Mapping[int, int]) -> list[int]:
-    """Returns the rails in use between two readings of bytes sent, in order.
-
-    A rail is in use if it carried more than IN_USE_SHARE of the bytes of the busiest rail.
-    """
-    grown = {rail: sent - before[rail] for rail, sent in after.items()}
-    least = IN_USE_SHARE * max(grown.values())
-    return [rail for rail, sent in sorted(grown.items()) if sent > least]
-
-
 def rails_of(workers: WorkerGroup) -> list[list[tuple[int, str, int]]]:
     """Returns index, state and bytes sent of every rail, by rank."""
     result = []
@@ -142,11 +132,6 @@ def rails_of(workers: WorkerGroup) -> list[list[tuple[int, str, int]]]:
         parts = [rail.rsplit(",", 2) for rail in answer]
         result.append([(rail_index(name), state, int(sent)) for name, state, sent in parts])
     return result
-
-
-def rail_index(name: str) -> int:
-    """Returns the index in a rail's name: ``rail1@node0`` gives 1."""
-    return int(name.partition("@")[0].removeprefix("rail"))
 
 
 def sent(workers: WorkerGroup, rank: int) -> dict[int, int]:
@@ -161,11 +146,11 @@ def states(workers: WorkerGroup, rank: int) -> dict[int, str]:
 
 def wait_until_up(workers: WorkerGroup) -> None:
     """Waits until every rail of every rank is UP. Raises StrikeError after HEAL_TIMEOUT_S."""
-    deadline = time.monotonic() + HEAL_TIMEOUT_S
-    while True:
-        rails = [rail for of_rank in rails_of(workers) for rail in of_rank]
-        if all(state == "UP" for _, state, _ in rails):
-            return
-        if time.monotonic() > deadline:
-            raise StrikeError(f"rails did not rejoin in time: {rails}")
-        time.sleep(0.05)
+    rails: list[tuple[int, str, int]] = []
+
+    def all_up() -> bool:
+        rails[:] = [rail for of_rank in rails_of(workers) for rail in of_rank]
+        return all(state == "UP" for _, state, _ in rails)
+
+    if not wait_until(all_up, HEAL_TIMEOUT_S, LOOK_S):
+        raise StrikeError(f"rails did not rejoin in time: {rails}")

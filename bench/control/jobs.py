@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from r2serve.lab.lab import Lab
+from r2serve.lab.rails import wait_until
 from r2serve.lab.serving.journals import Journals
 
 PORT = 29500
@@ -209,12 +210,7 @@ class Job:
     def settle(self, within_s: float = START_S) -> bool:
         """Waits until all rails of the relays are UP; returns False after ``within_s`` s."""
         journals = Journals([self.journal_folder(node) for node in (0, 1)])
-        deadline = time.monotonic() + within_s
-        while not journals.all_up():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(LOOK_S)
-        return True
+        return wait_until(journals.all_up, within_s, LOOK_S)
 
     def rails_lost(self, since_ns: int) -> int:
         """Returns the number of losses of rails that relays have recorded since a time."""

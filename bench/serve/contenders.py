@@ -12,6 +12,7 @@ from types import TracebackType
 from r2serve.bench.serve import step_recorder, worker_gaps
 from r2serve.bench.serve.networks import Multipath, Network, Plain, VirtualAddress
 from r2serve.lab.lab import Lab
+from r2serve.lab.rails import rail_index, wait_until
 from r2serve.lab.serving.client import Load, Run
 from r2serve.lab.serving.journals import Journals
 from r2serve.lab.serving.places import LabPlace
@@ -218,8 +219,7 @@ class ContenderServer:
         for node in self.lab.nodes[:NODES]:
             for link in json.loads(node.run("ip", "-json", "-statistics", "link", "show")):
                 if link["ifname"].startswith("rail"):
-                    rail = int(link["ifname"].removeprefix("rail"))
-                    sent[rail] += link["stats64"]["tx"]["bytes"]
+                    sent[rail_index(link["ifname"])] += link["stats64"]["tx"]["bytes"]
         return sent
 
     def settle(self) -> None:
@@ -227,9 +227,7 @@ class ContenderServer:
         if self._server is None or not self.contender.r2ccl:
             return
         journals = Journals(self._server.journals())
-        deadline = time.monotonic() + REJOIN_TIMEOUT_S
-        while not journals.all_up() and time.monotonic() < deadline:
-            time.sleep(LOOK_S)
+        wait_until(journals.all_up, REJOIN_TIMEOUT_S, LOOK_S)
 
     def finish(self, load: Load, patience_s: float, watch: Callable[[str], None]) -> Run:
         """Waits for the end of a load and returns the run.

@@ -15,8 +15,9 @@ from pathlib import Path
 from r2serve.demo.report import FaultReport
 from r2serve.lab.injector import Injector
 from r2serve.lab.player import Played, Player
+from r2serve.lab.rails import busiest_rail
 from r2serve.lab.schedule import Aim, Fault
-from r2serve.lab.serving.journals import Journals, rail_in_use
+from r2serve.lab.serving.journals import Journals
 from r2serve.observe import journal
 
 logger = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ class RailInUse:
             now = self._sent_bytes()
             if self._first is None:
                 self._first, self._due_s = now, since_s + WATCH_S
-            elif used := rail_in_use(self._first, now):
+            elif used := busiest_rail(self._first, now):
                 self.rail_after, _ = used
         return self.rail_after is not None
 
@@ -259,7 +260,7 @@ class Striker:
     def _use_now(self) -> tuple[int, int] | None:
         before = self._journals.sent_bytes()
         time.sleep(self._step_s)
-        return rail_in_use(before, self._journals.sent_bytes())
+        return busiest_rail(before, self._journals.sent_bytes())
 
 
 def _name(rail: int, node: int) -> str:

@@ -15,8 +15,6 @@ from r2serve.bench.collectives.strikes import (
     Soak,
     StrikeError,
     hit_call,
-    in_use,
-    rail_index,
 )
 from r2serve.lab.holder import LabUnavailableError
 
@@ -67,18 +65,9 @@ def test_without_calls_after_the_hit_call_there_is_no_measurement() -> None:
         analyse([Soak(0, [MS, MS, 5 * MS])], struck_ns=2 * MS + 1)
 
 
-def test_rails_are_numbered_by_their_name() -> None:
-    assert rail_index("rail1@node0") == 1
-
-
 def test_a_fault_after_the_last_call_hits_no_call() -> None:
     assert hit_call([Soak(0, [MS, MS])], struck_ns=3 * MS) is None
     assert hit_call([Soak(0, [MS, 2 * MS]), Soak(0, [MS])], struck_ns=2 * MS) == (2 * MS, 1)
-
-
-def test_rails_with_little_traffic_are_not_in_use() -> None:
-    assert in_use({0: 0, 1: 10, 2: 0}, {0: 1000, 1: 59, 2: 500}) == [0, 2]
-    assert in_use({0: 0, 1: 10}, {0: 1000, 1: 1010}) == [0, 1]
 
 
 def strike(lab: Any, kind: str) -> stalls.MeasuredFault:

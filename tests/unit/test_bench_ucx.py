@@ -21,6 +21,7 @@ from r2serve.bench.collectives.stall_distributions import (
 from r2serve.bench.collectives.strikes import SIZES
 from r2serve.lab.holder import LabUnavailableError
 from r2serve.lab.lab import Lab
+from r2serve.lab.rails import rails_in_use
 
 SMALL, LARGE = SIZES
 
@@ -145,7 +146,7 @@ def carried(workers: WorkerGroup) -> list[int]:
     before = strikes.sent(workers, 0)
     (first, second) = strikes.soak(workers, 100)
     assert len(first.times_ns) == len(second.times_ns) >= 2
-    return strikes.in_use(before, strikes.sent(workers, 0))
+    return rails_in_use(before, strikes.sent(workers, 0))
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from r2serve.demo import faults
 from r2serve.demo.faults import EngineInjector, FaultError, Striker, cost_of
 from r2serve.lab import player as players
 from r2serve.lab.injector import Injector
-from r2serve.lab.serving.journals import Journals, rail_in_use, rail_index
+from r2serve.lab.serving.journals import Journals
 
 MS = 1_000_000
 
@@ -230,18 +230,6 @@ def test_costs_are_added_up() -> None:
 
 def test_a_wait_without_replay_is_no_stall_of_the_rail() -> None:
     assert cost_of([event("stall", 7 * MS, 5)], rail=0) == faults.Cost(0, 0.0, 0, 0)
-
-
-def test_the_rail_in_use_carried_most() -> None:
-    before, after = Counter({0: 100, 1: 100}), Counter({0: 180, 1: 9000})
-    assert rail_in_use(before, after) == (1, 8900)
-    assert rail_in_use(after, after) is None
-
-
-def test_rail_names() -> None:
-    assert rail_index("rail3@node12") == 3
-    with pytest.raises(ValueError, match="must be rail<i>@node<j>"):
-        rail_index("eth0")
 
 
 def test_counters_are_summed_over_workers_without_shared_memory_and_relays(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from r2serve.faults import DATA_RAILS
+from r2serve.lab.rails import rail_index
 from r2serve.observe import journal
 
-_RAIL_NAME = re.compile(r"rail(\d+)@node(\d+)")
 RELAY = "relay of "
 """Start of the label of a relay, whose rails have the names of the workers' rails."""
 
@@ -60,20 +59,3 @@ class Journals:
 
 def _rails(books: Sequence[journal.Journal]) -> list[journal.RailCounters]:
     return [rail for book in books for rail in book.rails if rail.kind in DATA_RAILS]
-
-
-def rail_index(name: str) -> int:
-    """Returns i of `rail<i>@node<j>`."""
-    match = _RAIL_NAME.fullmatch(name)
-    if match is None:
-        raise ValueError(f"name: {name!r} must be rail<i>@node<j>")
-    return int(match[1])
-
-
-def rail_in_use(before: Counter[int], after: Counter[int]) -> tuple[int, int] | None:
-    """Returns the busiest rail between two readings and the bytes; None without traffic."""
-    moved = {rail: after[rail] - before[rail] for rail in after}
-    rail = max(moved, key=lambda key: moved[key], default=None)
-    if rail is None or moved[rail] <= 0:
-        return None
-    return rail, moved[rail]

@@ -12,15 +12,13 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from pathlib import Path
 
 import pytest
 from ptx import calls, node
 from ptx.machine import Hang, Launch, Machine, Program
 from ptx.memory import Agent, Fault, Race
-from ptx.text import Text, UnknownInstruction, embedded
-
-from r2serve import _core
+from ptx.text import Text, UnknownInstruction
+from shipped_ptx import text
 
 PROGRAMS = {**calls.FLAT, **calls.IN_NODE}
 KERNELS = (
@@ -40,14 +38,6 @@ ERRORS = (node.Wrong, Hang, Fault, Race)
 SEEDS = 6
 ROUNDS = 100
 """Seeds until every acquire and release has run."""
-
-
-@cache
-def text() -> Text:
-    found = embedded(Path(_core.__file__))
-    if found is None:
-        pytest.skip("no nvcc when r2serve was installed")
-    return found
 
 
 @cache

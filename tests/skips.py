@@ -168,6 +168,7 @@ SURROUNDINGS: dict[str, Callable[[], bool]] = {
     "no network namespaces": lambda: _fails("unshare", "-n", "true"),
     "no nvcc": _lacks_nvcc,
     "no nvcc in PATH": _lacks("nvcc"),
+    "no old commits": lambda: _fails("git", "-C", str(ROOT), "cat-file", "-e", "a419eeb^{commit}"),
     "no root": lambda: os.geteuid() != 0,
     "no scheduler statistics": lambda: not Path("/proc/thread-self/schedstat").exists(),
     "not x86-64": lambda: platform.machine() != "x86_64",

@@ -137,8 +137,9 @@ void Link::defer_free(Streams& pair) {
     std::erase(rail.control.targets, &pair.in);
     if (rail.own_fenced < rail.epoch && rail.path.acked < rail.path.sent)
       deferred.read_by.emplace_back(id, rail.path.sent);
-    if (rail.path.remote_slots.erase(communicator) > 0 && connected(id))
-      rail.control.released.push_back(communicator);
+    if (!rail.path.remote_slots.contains(communicator)) continue;
+    if (connected(id)) rail.control.released.push_back(communicator);
+    rail.path.remote_slots.erase(communicator);
   }
   deferred.in.emplace(pair.in.take_block());
   deferred.out.emplace(pair.out.take_block());

@@ -42,7 +42,9 @@ def complaint(process: psutil.Process) -> str | None:
         return ""
     if any(name.startswith(NCCL_THREAD) for name in names):
         return "its NCCL has a communicator over another network"
-    if process.environ().get("NCCL_NET", "").lower() == NETWORK:
+    environment = process.environ()
+    # A process title by setproctitle replaces the environment in /proc.
+    if not environment or environment.get("NCCL_NET", "").lower() == NETWORK:
         return None
     if not _LIBRARY.search((folder / "maps").read_text(errors="replace")):
         return None

@@ -144,6 +144,14 @@ def test_a_rank_that_has_lost_the_variables_ends_the_command(tmp_path: Path) -> 
     assert watched([*shell, *launcher], with_plugin()) == (7, [])
 
 
+def test_a_process_whose_environment_is_not_seen_goes_on(tmp_path: Path) -> None:
+    """A title has replaced the environment in /proc, as in vLLM's and SGLang's processes."""
+    library = tmp_path / "libnccl.so.2"
+    library.write_bytes(b"x" * 4096)
+    process = [sys.executable, "-c", LOADED + A_WHILE, str(library)]
+    assert watched(["env", "-i", *process], with_plugin()) == (7, [])
+
+
 def test_a_rank_with_the_plugin_goes_on(tmp_path: Path) -> None:
     takes = f"""
 import os, sys

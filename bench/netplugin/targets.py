@@ -75,7 +75,7 @@ def judged(line: str) -> Point:
         PointError: the line is no point.
     """
     try:
-        point = json.loads(line)
+        point: Point = json.loads(line)
         known = key(point) in EXPECTED
         found = limits(point)
     except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:

@@ -171,6 +171,7 @@ SURROUNDINGS: dict[str, Callable[[], bool]] = {
     "no old commits": lambda: _fails("git", "-C", str(ROOT), "cat-file", "-e", "a419eeb^{commit}"),
     "no root": lambda: os.geteuid() != 0,
     "no scheduler statistics": lambda: not Path("/proc/thread-self/schedstat").exists(),
+    "no systemd-analyze": _lacks("systemd-analyze"),
     "not x86-64": lambda: platform.machine() != "x86_64",
 }
 """Facts about the machine by name."""

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -304,7 +305,7 @@ class Engine {
     std::unique_ptr<EngineChannel> channel;
     TimeNs until;
   };
-  std::vector<Released> released_;  // communicators without an owner, until delivered
+  std::list<Released> released_;  // communicators without an owner, until delivered
   std::map<std::uint64_t, AbortNotice> early_aborts_;  // communicators not created here yet
   TimeNs last_tick_ = 0;
   TimeNs last_monitor_poll_ = 0;

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <fstream>
+#include <list>
 #include <sstream>
 
 #include "base/clock.hpp"
@@ -444,15 +446,22 @@ void Engine::deliver_later(std::unique_ptr<EngineChannel> channel) {
 }
 
 void Engine::close_delivered(TimeNs now) {
-  // A close may tick again, so an entry leaves the list first.
-  for (std::size_t i = 0; i < released_.size();) {
-    if (!released_[i].channel->settled() && now < released_[i].until) {
-      ++i;
+  for (auto entry = released_.begin(); entry != released_.end();) {
+    if (!entry->channel->settled() && now < entry->until) {
+      ++entry;
       continue;
     }
-    const Released done = std::move(released_[i]);
-    released_.erase(released_.begin() + static_cast<std::ptrdiff_t>(i));
-    done.channel->close(0);
+    // A close may tick again, so an entry leaves the list first.  If memory runs out in the close,
+    // the entry returns: the engine still refers to its channel.
+    std::list<Released> done;
+    done.splice(done.begin(), released_, entry);
+    try {
+      done.front().channel->close(0);
+    } catch (const std::exception&) {
+      released_.splice(released_.end(), done);
+      throw;
+    }
+    entry = released_.begin();  // that tick may have taken the next entry
   }
 }
 

@@ -236,11 +236,11 @@ Io FramedRail::read(std::size_t& asked, std::size_t& bytes, TimeNs now) {
   asked = parts[0].iov_len + parts[1].iov_len;
   const Io result = pipe_->read({parts.data(), count}, bytes);
   const std::size_t into_payload = std::min(bytes, direct);
+  input_end_ += bytes - into_payload;  // payload_filled() may throw, so comes last
   if (into_payload > 0) {
     payload_left_ -= into_payload;
     link_.payload_filled(rail_, into_payload, now);
   }
-  input_end_ += bytes - into_payload;
   return result;
 }
 

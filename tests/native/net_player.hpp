@@ -270,10 +270,10 @@ struct Player {
   int version = 11;
   using Environment = std::vector<std::pair<std::string, std::string>>;
   Environment environment = {};
-  int limit_s = 300;                          // for all of it
-  int nics = 3;                               // in R2CCL_RAILS
-  int status = 0;                             // exit status of each rank
-  std::function<void(int rank)> before = {};  // in the process of the rank, before the plugin
+  int limit_s = 300;                             // for all of it
+  int nics = 3;                                  // in R2CCL_RAILS
+  int status = 0;                                // exit status of each rank
+  std::function<void(int rank)> before = {};     // in the process of the rank, before the plugin
   std::function<void(const Board&)> after = {};  // once all ranks have ended well
 
   // Runs `body` in a process per rank.  Succeeds if all of them end without a failed check.

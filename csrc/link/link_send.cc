@@ -60,8 +60,8 @@ void Link::open_and_queue(OutStream& stream, TimeNs now) {
 
 void Link::queue_stream(OutStream& stream) {
   if (stream.queued) return;
+  posting_.push_back(&stream);  // may throw: a stream that counts as queued is never queued again
   stream.queued = true;
-  posting_.push_back(&stream);
 }
 
 bool Link::has_frames(RailId id) const {

@@ -110,6 +110,11 @@ class RelayProcess:
         if error is not None:
             call(error)
 
+    def fails(self, within_s: float) -> bool:
+        """Whether the relay has failed, or fails within ``within_s`` seconds."""
+        with self._changed:
+            return bool(self._changed.wait_for(lambda: self._error is not None, within_s))
+
     def started(self) -> None:
         """Tells the relay that the engine has started: new listeners are rare from now on."""
         self._tell(b"up\n")
@@ -154,7 +159,6 @@ class RelayProcess:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        error: Failure | None = None
         for line in self._process.stdout:
             try:
                 said = json.loads(line)
@@ -162,23 +166,25 @@ class RelayProcess:
                 _LOG.warning("the relay printed: %r", line)
                 continue
             if "failed" in said:
-                error = _typed(str(said.get("error")), str(said["failed"]))
+                self._failed(_typed(str(said.get("error")), str(said["failed"])))
             else:
                 with self._changed:
                     self._ready = said
                     self._changed.notify_all()
         status = self._process.wait()
+        lost = f"the relay of this node ended with status {status}"
+        self._failed(PeerLostError(f"{lost}: the connections between the nodes are lost"))
+
+    def _failed(self, error: Failure) -> None:
+        """Tells the first error only: a relay names its reason, and then resets connections."""
         with self._changed:
-            if self._closing:
+            if self._closing or self._error is not None:
                 return
-            self._error = error or PeerLostError(
-                f"the relay of this node ended with status {status}: the connections between the "
-                "nodes are lost"
-            )
+            self._error = error
             self._changed.notify_all()
             call = self._on_end
         if call is not None:
-            call(self._error)
+            call(error)
 
 
 def _typed(name: str, text: str) -> Failure:

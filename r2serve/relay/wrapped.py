@@ -18,6 +18,8 @@ from r2serve.variables import MANAGEMENT, RELAY
 
 FAILED = children.FAILED
 """Exit status after the loss of the relay or of another node."""
+TELLS_S = 0.5
+"""Time in which a relay tells why it has reset the connections of the command, s."""
 IN_COMMAND = Path(__file__).with_name("in_command")
 
 _LOG = logging.getLogger("r2serve.relay")
@@ -38,7 +40,9 @@ def run(relay: RelayProcess, argv: Sequence[str], port: int, management: str | N
             command.end()
 
         relay.on_end(lost)
-        return command.wait()
+        status = command.wait()
+        # Connections are reset after a loss, so the command may fail before the loss is told here.
+        return FAILED if status != 0 and relay.fails(TELLS_S) else status
 
 
 def environment(

@@ -76,6 +76,17 @@ def test_a_failure_keeps_its_class(start: Start, name: str, kind: type[Exception
         relay.wait_ready(LONG_S)
 
 
+def test_a_failure_is_told_before_the_relay_has_ended(start: Start) -> None:
+    """Connections are reset at the end, so a user of them would fail first."""
+    relay = start(READY + "say(failed='node 0 is lost', error='PeerLostError'); sys.stdin.read()")
+    ended: queue.Queue[Failure] = queue.Queue()
+    relay.on_end(ended.put)
+    assert str(ended.get(timeout=LONG_S)) == "node 0 is lost"
+    assert relay._process.poll() is None
+    relay.close()
+    assert ended.empty(), "told once"
+
+
 def test_a_killed_relay_is_a_lost_peer(start: Start) -> None:
     relay = start("import os; os.kill(os.getpid(), 9)")
     with pytest.raises(PeerLostError, match="status -9"):

@@ -92,6 +92,24 @@ def test_the_command_ends_with_the_relay(start: Start) -> None:
     assert run(relay, stubborn) == wrapped.FAILED
 
 
+def test_a_command_that_fails_before_the_loss_is_told_has_the_status_of_the_loss(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss resets the connections of the command, which may then end by itself."""
+    monkeypatch.setattr(wrapped, "TELLS_S", LONG_S)
+    told = tmp_path / "number"
+    relay = start(f"""
+import pathlib
+told = pathlib.Path({str(told)!r})
+while not told.exists() or pathlib.Path("/proc", told.read_text() or "self").exists():
+    time.sleep(0.01)
+say(failed="no rail", error="PeerLostError")
+sys.stdin.read()
+""")
+    code = f"import os, pathlib; pathlib.Path({str(told)!r}).write_text(str(os.getpid())); exit(3)"
+    assert run(relay, code) == wrapped.FAILED
+
+
 def test_processes_of_a_command_that_ends_at_once_are_killed(start: Start, tmp_path: Path) -> None:
     relay = start("sys.stdin.readline(); say(failed='no rail', error='PeerLostError')")
     told = tmp_path / "number"

@@ -1,7 +1,11 @@
 #include "engine/engine_channel.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cstdio>
 #include <exception>
 #include <numeric>
 #include <string>
@@ -40,6 +44,14 @@ class Pauses {
   TimeNs last_;
   TimeNs total_ = 0;
 };
+
+// Writes a line to standard error.  Allocates nothing.
+void warn(const char* text, const std::exception& error) {
+  std::array<char, 320> line{};
+  const int length = std::snprintf(line.data(), line.size(), "r2ccl: %s%s\n", text, error.what());
+  const auto bytes = std::min(static_cast<std::size_t>(std::max(length, 0)), line.size() - 1);
+  (void)!::write(STDERR_FILENO, line.data(), bytes);
+}
 
 }  // namespace
 
@@ -128,14 +140,26 @@ Status EngineChannel::conclude(Status status) {
 }
 
 // Memory may be what has failed, and the end of a call needs memory, too.  Nothing may access the
-// caller's buffers after the return, so the end is repeated until it succeeds.
+// caller's buffers after the return, so the end is repeated until it succeeds.  A process that
+// cannot end a call for link_timeout_s ends instead: its peers then learn of its death.
 Status EngineChannel::conclude_after(const std::exception& error) {
+  const auto limit = static_cast<TimeNs>(engine_->config().link_timeout_s * 1e9);
+  TimeNs began = 0;  // of the attempts; 0: none has failed
   for (;;) {
     try {
       const StepLock lock(*this);
       (void)end_call({ErrorCode::internal, std::string("exception in a call: ") + error.what()});
       return failure();
-    } catch (const std::exception&) {
+    } catch (const std::exception& again) {
+      const TimeNs now = now_ns();
+      if (began == 0) {
+        began = now;
+        warn("an exception in a call, and one at the end of the call, which is tried again: ",
+             again);
+      } else if (now - began >= limit) {
+        warn("no end of a call within link_timeout_s, so this process ends: ", again);
+        std::terminate();
+      }
       await_memory();
     }
   }

@@ -198,6 +198,27 @@ TEST(Call, AnExceptionIsAnErrorOnEveryRankAndReleasesTheCallersMemory) {
   }
 }
 
+// A call without memory for its own end, ever.
+void call_for_ever_without_memory() {
+  Config config;
+  config.link_timeout_s = 1;
+  Job job({.ranks = 2, .rails = 1, .config = config});
+  const CallMemory memory(large_count);
+  job.run([&](int rank, Communicator& communicator) {
+    if (rank != 0) return;
+    allocations_left = 0;
+    (void)all_reduce(communicator, memory);
+  });
+}
+
+TEST(CallDeathTest, WithoutMemoryForTheEndOfACallTheProcessEnds) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_DEATH(call_for_ever_without_memory(),
+               "r2ccl: an exception in a call, and one at the end of the call(.|\n)*"
+               "r2ccl: no end of a call within link_timeout_s, so this process ends: "
+               "std::bad_alloc");
+}
+
 // ---- the background thread ----
 
 Status receive(Communicator& communicator, int from) {

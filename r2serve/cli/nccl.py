@@ -113,8 +113,8 @@ def _keep_journals() -> None:
     "--check/--no-check",
     default=True,
     show_default=True,
-    help="End COMMAND with status 70 if a process of it has NCCL without the plugin for "
-    f"{nccl_ranks.WITHIN_S:g} s.",
+    help="End COMMAND with status 70 if NCCL of a process of it has a communicator without the "
+    f"plugin for {nccl_ranks.WITHIN_S:g} s; warn of a process that has lost NCCL_NET.",
 )
 @click.argument("argv", metavar="[-- COMMAND…]", nargs=-1, type=click.UNPROCESSED)
 def command(show: bool, check: bool, argv: tuple[str, ...]) -> None:

@@ -2,8 +2,9 @@
 
 NCCL_SET_THREAD_NAME lets NCCL name its threads. A process with a thread ``NCCL Service`` has a
 communicator, and has chosen its network before. The plugin has a thread ``r2ccl-nccl`` from its
-start on. A process that has lost the variables of ``r2serve nccl`` has no such names: its loaded
-libnccl and its environment tell.
+start on. A process that has lost the variables of ``r2serve nccl`` has no such names. Its loaded
+libnccl and its environment are a hint, but no proof: torch loads libnccl in every process, also in
+processes without the plugin on purpose. A hint is a warning, and only a proof ends the command.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -30,8 +32,20 @@ GRACE_S = 5.0
 _LIBRARY = re.compile(r"/libnccl\.so")
 
 
-def complaint(process: psutil.Process) -> str | None:
-    """Returns why NCCL of a process has no plugin; empty: has it; None: no sign of NCCL's choice.
+@dataclass(frozen=True)
+class Signs:
+    """Signs of the choice of NCCL in a process."""
+
+    plugin: bool = False
+    """NCCL has taken the plugin."""
+    reason: str = ""
+    """Why NCCL of the process has no plugin; empty: has the plugin, or no sign of a choice."""
+    proved: bool = False
+    """The reason is a proof; False: a hint."""
+
+
+def signs(process: psutil.Process) -> Signs:
+    """Returns the signs of the choice of NCCL in a process.
 
     Raises:
         OSError, psutil.Error: the process has ended, or belongs to another user.
@@ -39,16 +53,31 @@ def complaint(process: psutil.Process) -> str | None:
     folder = Path("/proc", str(process.pid))
     names = {(each / "comm").read_text().rstrip("\n") for each in (folder / "task").iterdir()}
     if PLUGIN_THREAD in names:
-        return ""
+        return Signs(plugin=True)
     if any(name.startswith(NCCL_THREAD) for name in names):
-        return "its NCCL has a communicator over another network"
+        return Signs(reason="its NCCL has a communicator over another network", proved=True)
     environment = process.environ()
     # A process title by setproctitle replaces the environment in /proc.
     if not environment or environment.get("NCCL_NET", "").lower() == NETWORK:
-        return None
+        return Signs()
     if not _LIBRARY.search((folder / "maps").read_text(errors="replace")):
-        return None
-    return "it has loaded NCCL, but its environment has lost NCCL_NET"
+        return Signs()
+    return Signs(reason="it has loaded NCCL, but its environment has lost NCCL_NET")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A process without the plugin."""
+
+    proved: bool
+    text: str
+
+
+def _sentence(pid: int, words: str, reason: str) -> str:
+    return (
+        f"process {pid} ({words}) is not over the network plugin: {reason}. Pass on the variables "
+        "of `r2serve nccl --show` to every rank, or use --no-check"
+    )
 
 
 class Ranks:
@@ -57,33 +86,35 @@ class Ranks:
     def __init__(self, within_s: float = WITHIN_S) -> None:
         """within_s: time in which a process takes the plugin, s."""
         self._within_s = within_s
-        self._taken: set[psutil.Process] = set()
+        self._judged: set[psutil.Process] = set()  # nothing more to find
+        self._hinted: set[psutil.Process] = set()  # warned of; a proof may follow
         self._since: dict[psutil.Process, float] = {}
 
-    def look(self, processes: Iterable[psutil.Process], now_s: float) -> str | None:
-        """Returns a sentence about a process without the plugin for too long; None: there is none.
+    def look(self, processes: Iterable[psutil.Process], now_s: float) -> list[Finding]:
+        """Returns the processes without the plugin for too long, each once.
 
         now_s: time of a monotonic clock, s.
         """
+        found = []
         for process in processes:
-            if process in self._taken:
+            if process in self._judged:
                 continue
             try:
-                why = complaint(process)
-                if not why:
+                shown = signs(process)
+                if not shown.reason:
                     self._since.pop(process, None)
-                if why == "":
-                    self._taken.add(process)
-                if not why or now_s - self._since.setdefault(process, now_s) < self._within_s:
+                    if shown.plugin:
+                        self._judged.add(process)
+                    continue
+                if now_s - self._since.setdefault(process, now_s) < self._within_s:
                     continue
                 words = " ".join(process.cmdline())[:200]
             except (OSError, psutil.Error):
                 continue  # the process has ended, or is none of this user
-            return (
-                f"process {process.pid} ({words}) is not over the network plugin: {why}. Pass on "
-                "the variables of `r2serve nccl --show` to every rank, or use --no-check"
-            )
-        return None
+            if shown.proved or process not in self._hinted:
+                found.append(Finding(shown.proved, _sentence(process.pid, words, shown.reason)))
+            (self._judged if shown.proved else self._hinted).add(process)
+        return found
 
 
 def watched(
@@ -92,9 +123,9 @@ def watched(
     within_s: float = WITHIN_S,
     every_s: float = EVERY_S,
 ) -> int:
-    """Waits for a command, and ends it if a process does not take the plugin.
+    """Waits for a command, and ends it if a process provably does not take the plugin.
 
-    tell: prints why the command is ended. within_s, every_s: as WITHIN_S and EVERY_S.
+    tell: prints warnings, and why the command is ended. within_s, every_s: as WITHIN_S and EVERY_S.
     Returns the exit status; :data:`r2serve.children.FAILED` after such a process.
     """
     over = threading.Event()
@@ -102,10 +133,12 @@ def watched(
     def watch() -> None:
         ranks = Ranks(within_s)
         while not over.wait(every_s):
-            if found := ranks.look(command.processes(), time.monotonic()):
-                tell(f"r2serve nccl: the command is ended: {found}")
-                command.end(GRACE_S)
-                return
+            for found in ranks.look(command.processes(), time.monotonic()):
+                if found.proved:
+                    tell(f"r2serve nccl: the command is ended: {found.text}")
+                    command.end(GRACE_S)
+                    return
+                tell(f"r2serve nccl: warning: {found.text}")
 
     thread = threading.Thread(target=watch, name="r2serve-nccl", daemon=True)
     thread.start()

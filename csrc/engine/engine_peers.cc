@@ -187,9 +187,11 @@ Status Engine::connect(const std::vector<std::uint32_t>& peers, double timeout_s
       }
     }
     if (missing.empty()) return {};
-    if (late)
-      return {ErrorCode::timeout, "no rail came up within " + option + " = " +
-                                      std::to_string(timeout_s) + " s to " + missing};
+    if (late) {
+      std::string text = "no rail came up within " + option + " = ";
+      text += std::to_string(timeout_s) + " s to ";
+      return {ErrorCode::timeout, text + missing};
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }

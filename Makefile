@@ -315,7 +315,7 @@ TIDIED = $(filter $(TIDY),$(patsubst %.cc,build/tidy/%.ok,$(filter %.cc,$(1))))
 TO_TIDY = $(call TIDIED,$(CHANGED)) $(filter-out $(call TIDIED,$(CHANGED)),$(call TIDIED,$(sort $(INCLUDING))))
 lint-changed: $(TOOLS_READY) $(STAMPS)/system-lint
 	@echo "clang-tidy: $(words $(TO_TIDY)) files changed since $(LINT_BASE); make lint-all checks all"
-	@$(if $(TO_TIDY),timeout $(LINT_LIMIT) $(MAKE) -j$(JOBS) $(TO_TIDY) || { status=$$?; [ $$status = 124 ] && \
+	@$(if $(TO_TIDY),timeout $(LINT_LIMIT) $(MAKE) -k -j$(JOBS) $(TO_TIDY) || { status=$$?; [ $$status = 124 ] && \
 		echo "clang-tidy: not all files within $(LINT_LIMIT) s" || exit $$status; })
 
 build/tidy/%.ok: %.cc .clang-tidy $(filter %.hpp,$(CORE)) | build/tidy/compile_commands.json

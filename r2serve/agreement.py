@@ -71,6 +71,14 @@ def difference(own: Mapping[str, str], here: str, theirs: Mapping[str, str], the
     return f"{first} is {own[first]!r} on {here} and {theirs[first]!r} on {there}: {SAME}{also}"
 
 
+def relays_differ(without: str, other: str) -> str:
+    """Returns a sentence about two nodes with equal values, of which only ``other`` has a relay."""
+    return (
+        f"{without} runs without a relay and {other} with one, although their values are equal: "
+        f"{SAME}; the log of {without} says why its connections stay direct"
+    )
+
+
 def node_place(node: int, host: str) -> str:
     """Returns the words for a node in :func:`difference`."""
     return f"node {node} (host {host})"

@@ -100,9 +100,8 @@ def command(
         also = [each for each in master_addresses(master) if each not in addresses]
         run(config, node, nodes, addresses, port, timeout_s, others_may_end, values, also)
     except (R2cclError, ConfigError) as error:
-        kind = ConfigError if isinstance(error, ConfigError) else type(error)
         if not argv:
-            say({"failed": str(error), "error": kind.__name__})
+            say({"failed": str(error), "error": parent.kind_of(error).__name__})
         click.echo(f"r2serve relay: {error}", err=True)
         sys.exit(FAILED)
 

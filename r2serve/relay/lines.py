@@ -20,6 +20,11 @@ LONGEST_LINE = 1 << 20
 """Bytes of a message, at most."""
 STORE_GREETING = b"\x00" + 0x3C85F7CE.to_bytes(4, "little")
 """First bytes of a client of torch's TCPStore."""
+NO_RELAY = (
+    "it runs without a relay: --distributed-backend and R2CCL_CONTROL must be the same on every "
+    "node"
+)
+"""Words about a node at which another socket of its engine answers."""
 ZMQ_GREETING_BYTES = 10
 """Length of the first message of ZMQ, as of a data-parallel engine: 0xFF, 8 bytes, 0x7F."""
 
@@ -29,7 +34,7 @@ class Refused(ConfigError):
 
 
 class NoRelayError(Refused):
-    """The other node uses torch's store at the port of the meeting: it runs without a relay."""
+    """The other node has a socket of its engine at the port of the meeting, and no relay."""
 
 
 class Line:
@@ -93,10 +98,7 @@ class Line:
                 raise ConnectionResetError("the other side closed the connection")
             self._rest += more
             if _is_of_engine(self._rest):
-                raise NoRelayError(
-                    "it runs without a relay: --distributed-backend and R2CCL_CONTROL must be the "
-                    "same on every node"
-                )
+                raise NoRelayError(NO_RELAY)
         greeting, _, self._rest = self._rest.partition(b"\n")
         self.peer_challenge = greeting.decode("ascii", "replace")
 

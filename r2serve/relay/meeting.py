@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from r2serve import _core
-from r2serve.agreement import SAME, difference, node_place
+from r2serve.agreement import difference, node_place, relays_differ
 from r2serve.errors import ConfigError, StartupTimeoutError
 from r2serve.ports.info import ProcessInfo
 from r2serve.relay.lines import Line, NoRelayError, Refused, own_release
@@ -294,10 +294,7 @@ class Host:
         here = node_place(0, self._own.host)
         text = difference(self._values, here, theirs, there)
         if not text and "info" not in hello:
-            text = (
-                f"{there} runs without a relay and {here} with one, although their values are "
-                f"equal: {SAME}; the log of {there} says why its connections stay direct"
-            )
+            text = relays_differ(there, here)
         with self._changed:
             if text and self._outcome is None:
                 self._failure = self._failure or text

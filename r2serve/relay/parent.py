@@ -13,11 +13,14 @@ from typing import Any
 from r2serve import errors
 from r2serve.errors import ConfigError, PeerLostError, R2cclError, StartupTimeoutError
 from r2serve.forks import close_in_children
+from r2serve.relay.lines import NoRelayError
 
 END_S = 10.0
 """Wait for a relay that was told to end; the other nodes hear of the end meanwhile."""
 
 Failure = R2cclError | ConfigError
+_CONFIG_ERRORS: tuple[type[ConfigError], ...] = (NoRelayError, ConfigError)
+"""Errors of the configuration that a parent tells apart; a subclass comes before its base."""
 
 _LOG = logging.getLogger("r2serve.relay")
 
@@ -187,9 +190,14 @@ class RelayProcess:
             call(error)
 
 
+def kind_of(error: Failure) -> type[Failure]:
+    """Returns the class that a relay names to its parent."""
+    kinds = (kind for kind in _CONFIG_ERRORS if isinstance(error, kind))
+    return next(kinds, type(error))
+
+
 def _typed(name: str, text: str) -> Failure:
     """Returns the error named by a relay."""
-    if name == ConfigError.__name__:
-        return ConfigError(text)
-    known = {kind.__name__: kind for kind in errors.ERROR_TYPES.values()}
+    known: dict[str, type[Failure]] = {kind.__name__: kind for kind in _CONFIG_ERRORS}
+    known |= {kind.__name__: kind for kind in errors.ERROR_TYPES.values()}
     return known.get(name, R2cclError)(text)

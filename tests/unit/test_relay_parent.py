@@ -13,6 +13,8 @@ from contextlib import ExitStack
 import pytest
 
 from r2serve.errors import ConfigError, PeerClosedError, PeerLostError, StartupTimeoutError
+from r2serve.relay import parent
+from r2serve.relay.lines import NoRelayError, Refused
 from r2serve.relay.parent import Failure, RelayProcess, command
 
 LONG_S = 60.0
@@ -63,9 +65,18 @@ def test_the_relay_ends_with_the_pipe_and_hears_of_the_start(start: Start) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("PeerClosedError", PeerClosedError), ("ConfigError", ConfigError)]
+    ("raised", "kind"),
+    [
+        (PeerClosedError, PeerClosedError),
+        (ConfigError, ConfigError),
+        (Refused, ConfigError),
+        (NoRelayError, NoRelayError),
+    ],
 )
-def test_a_failure_keeps_its_class(start: Start, name: str, kind: type[Exception]) -> None:
+def test_a_failure_keeps_its_class(
+    start: Start, raised: type[Failure], kind: type[Exception]
+) -> None:
+    name = parent.kind_of(raised("node 0 has ended")).__name__
     relay = start(READY + f"say(failed='node 0 has ended', error='{name}'); sys.exit(70)")
     ended: queue.Queue[Failure] = queue.Queue()
     relay.on_end(ended.put)

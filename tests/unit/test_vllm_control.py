@@ -15,7 +15,8 @@ import pytest
 
 from r2serve.config import Config
 from r2serve.engines.children import EXIT_STATUS
-from r2serve.engines.vllm import carried, control, ending, exit_status
+from r2serve.engines.node_store import ComparedNode
+from r2serve.engines.vllm import carried, control, ending, exit_status, handshake
 from r2serve.engines.vllm.control import Site, addresses_of, rewrite, site_of
 from r2serve.errors import (
     ConfigError,
@@ -26,6 +27,7 @@ from r2serve.errors import (
 )
 from r2serve.ports.management_address import HostAddressError
 from r2serve.relay.client import Carried
+from r2serve.relay.lines import NO_RELAY, NoRelayError
 from r2serve.relay.parent import Failure
 from r2serve.variables import MANAGEMENT, RELAY
 
@@ -345,6 +347,26 @@ def test_a_difference_between_nodes_is_told_as_it_is(
     assert str(caught.value) == text
     assert relays[0].closed
     assert {RELAY, MANAGEMENT, "VLLM_HOST_IP"}.isdisjoint(os.environ)
+
+
+@pytest.mark.case("22", "the nodes waited for each other, and named no value")
+@pytest.mark.parametrize(("values", "asks"), [(REPLICAS, True), (TWO_NODES, False)])
+def test_a_relay_that_meets_an_engine_asks_node_0_for_its_values(
+    relays: list[Relay], monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], asks: bool
+) -> None:
+    """The nodes of an engine with ``--nnodes`` compare over torch's store."""
+    asked: list[ComparedNode] = []
+    monkeypatch.setattr(handshake, "ask", lambda node: asked.append(node) or "the values differ")
+    monkeypatch.setattr(Relay, "failure", NoRelayError(NO_RELAY))
+    monkeypatch.setenv(control.flag.VARIABLE, "r2ccl")
+    with pytest.raises(ConfigError, match="the values differ" if asks else NO_RELAY):
+        control.carry(SimpleNamespace(parallel_config=parallel(**values)))
+    assert relays[0].closed
+    assert RELAY not in os.environ
+    assert [(own.number, own.nodes, own.master, own.port) for own in asked] == (
+        [(1, 2, "10.0.0.1", 29550)] * asks
+    )
+    assert all("r2ccl" in own.values.values() for own in asked)
 
 
 # ---- the end ----

@@ -16,7 +16,7 @@ from torch.distributed import HashStore, TCPStore
 
 from r2serve.engines import flag, node_store
 from r2serve.engines.node_store import ComparedNode
-from r2serve.engines.vllm import node_values
+from r2serve.engines.vllm import handshake, node_values
 from r2serve.ports.info import ProcessInfo
 from r2serve.relay import meeting, teller
 from r2serve.relay.meeting import Host
@@ -209,6 +209,7 @@ PARALLEL = {
 def started(monkeypatch: pytest.MonkeyPatch) -> list[ComparedNode]:
     """The nodes whose comparison has started."""
     found: list[ComparedNode] = []
+    monkeypatch.setattr(handshake, "hear", lambda *_: None)
     monkeypatch.setattr(node_values, "_run", lambda node, _: found.append(node))
     monkeypatch.setattr(node_values, "_started", False)
     monkeypatch.setattr(flag, "of_command_line", True)
@@ -270,28 +271,96 @@ def test_other_starts_have_no_comparison_of_nodes(
     assert started == []
 
 
+REPLICAS = {
+    "nnodes": 1,
+    "data_parallel_size": 2,
+    "data_parallel_rank": 0,
+    "data_parallel_rank_local": None,
+    "data_parallel_master_ip": "10.0.0.1",
+    "data_parallel_rpc_port": 29550,
+}
+
+
 @pytest.mark.parametrize(
-    ("rank", "backend", "starts"),
-    [(1, "default", True), (0, "default", False), (1, "r2ccl", False), (0, "r2ccl", False)],
+    ("rank", "backend", "elsewhere", "starts"),
+    [
+        (1, "default", "", True),
+        (0, "default", "", False),
+        (1, "r2ccl", "", False),
+        (0, "r2ccl", "", False),
+        (1, "r2ccl", "10.1.0.1", True),  # the relay does not look at the master address
+        (0, "r2ccl", "10.1.0.1", False),
+    ],
 )
 def test_a_data_parallel_node_tells_only_what_no_relay_tells(
     started: list[ComparedNode],
     monkeypatch: pytest.MonkeyPatch,
     rank: int,
     backend: str,
+    elsewhere: str,
     starts: bool,
 ) -> None:
     monkeypatch.setenv(flag.VARIABLE, backend)
-    compare_once(
-        nnodes=1,
-        data_parallel_size=2,
-        data_parallel_rank=rank,
-        data_parallel_rank_local=None,
-        data_parallel_master_ip="10.0.0.1",
-        data_parallel_rpc_port=29550,
-    )
+    monkeypatch.setenv("R2CCL_CONTROL_MASTER", elsewhere)
+    compare_once(**REPLICAS | {"data_parallel_rank": rank})
     wanted = [(1, 29550, False)] * starts
     assert [(own.number, own.port, own.has_store) for own in started] == wanted
+
+
+@pytest.mark.case("22", "the nodes waited for each other, and named no value")
+@pytest.mark.parametrize(
+    ("changed", "backend", "control", "name", "value"),
+    [
+        ({}, "default", "rails", FLAG, "default"),
+        ({}, "r2ccl", "direct", "control (R2CCL_CONTROL)", "direct"),
+        ({"data_parallel_size": 3, "data_parallel_size_local": 2}, "default", "rails", FLAG, ""),
+        ({}, "r2ccl", "rails", "", ""),
+        ({"data_parallel_rank": 1}, "default", "rails", "", ""),
+        ({"nnodes": 2, "node_rank": 0}, "default", "rails", "", ""),
+    ],
+)
+@pytest.mark.parametrize("command_line", [False, True])
+def test_a_node_0_without_a_relay_answers_nodes_with_one(
+    started: list[ComparedNode],
+    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, Any],
+    backend: str,
+    control: str,
+    name: str,
+    value: str,
+    command_line: bool,
+) -> None:
+    heard: list[Any] = []
+    ended: list[str] = []
+    monkeypatch.setattr(handshake, "hear", lambda *functions: heard.append(functions))
+    monkeypatch.setattr(node_values, "_end", ended.append)
+    monkeypatch.setattr(flag, "of_command_line", command_line)
+    monkeypatch.setattr(socket, "gethostname", lambda: "host-0")
+    monkeypatch.setenv(flag.VARIABLE, backend)
+    monkeypatch.setenv("R2CCL_CONTROL", control)
+    compare_once(**REPLICAS | changed)
+    assert len(heard) == bool(name)
+    for differs, end in heard:
+        text = differs(handshake.Told(1, 2, "host-1", R2CCL))
+        assert text.startswith(f"{name} is '{value or backend}' on node 0 (host host-0) and ")
+        end(text)
+        assert ended == [text] * command_line
+
+
+def test_a_relay_that_meets_elsewhere_finds_a_node_0_without_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Unlike a node without a relay, which ends nothing."""
+    asked: list[ComparedNode] = []
+    monkeypatch.setattr(handshake, "ask", lambda own: asked.append(own) or "they differ")
+    with socket.create_server(("127.0.0.1", 0)) as engine:
+        own = replace(node(1, R2CCL, engine.getsockname()[1]), has_store=False)
+        related = Told(own)
+        connection, _ = engine.accept()
+        with connection:
+            connection.sendall(b"\xff\0\0\0\0\0\0\0\x01\x7f")
+            assert related.ended() == "they differ"
+    assert asked == [own]
 
 
 def test_a_program_of_its_own_compares_nothing(

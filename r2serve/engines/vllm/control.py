@@ -19,9 +19,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from r2serve.agreement import SAME
+from r2serve.agreement import SAME, node_values
 from r2serve.config import Config
 from r2serve.engines import flag
+from r2serve.engines.node_store import ComparedNode
 from r2serve.engines.vllm import ending, exit_status, stopping
 from r2serve.engines.vllm.management_address import management_address
 from r2serve.errors import ConfigError, PeerClosedError, R2cclError
@@ -29,6 +30,7 @@ from r2serve.ports.addresses import parse
 from r2serve.ports.management_address import HostAddressError, check_here, find_management_address
 from r2serve.relay import torch_seams
 from r2serve.relay.client import Carried
+from r2serve.relay.lines import NoRelayError
 from r2serve.relay.parent import Failure, RelayProcess, command
 from r2serve.variables import MANAGEMENT, RELAY
 
@@ -218,6 +220,8 @@ def _start(site: Site, parallel: Any, config: Config) -> Carried:
     except (R2cclError, ConfigError) as error:
         relay.close()
         _withdraw()
+        if isinstance(error, NoRelayError) and parallel.nnodes == 1:
+            raise ConfigError(_ask_node_0(site)) from error
         if SAME in str(error):
             raise  # the sentence names host, value and what would be right
         raise type(error)(
@@ -240,6 +244,17 @@ def _start(site: Site, parallel: Any, config: Config) -> Carried:
         carried.address,
     )
     return carried
+
+
+def _ask_node_0(site: Site) -> str:
+    """Returns the sentence about a node 0 whose engine listens where its relay should."""
+    from r2serve.engines.vllm import handshake  # imports ZMQ
+
+    values = node_values({flag.VARIABLE: "default"} | dict(os.environ))
+    host = socket.gethostname()
+    return handshake.ask(
+        ComparedNode(site.node, site.nodes, site.master, site.port, host, values, has_relay=True)
+    )
 
 
 def _masters(site: Site, management: str | None, config: Config) -> str:

@@ -7,8 +7,9 @@ node tells its values in a thread: to the relay of node 0, or over torch's store
 rank 0 opens at the same address and port. A difference ends the engine on every node.
 
 Nodes of a data-parallel engine without ``--nnodes`` have no such store before their ranks meet. A
-node without a relay tells its values to the relay of node 0 alone; the ranks compare theirs later
-(:mod:`r2serve.engines.vllm.same_flag`).
+node without a relay tells its values to the relay of node 0. A node with a relay tells them to a
+node 0 without one over vLLM's handshake socket (:mod:`r2serve.engines.vllm.handshake`). If no node
+has a relay, the ranks compare later (:mod:`r2serve.engines.vllm.same_flag`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from r2serve.agreement import node_values
+from r2serve.agreement import difference, node_place, node_values, relays_differ
 from r2serve.config import Config
 from r2serve.engines import flag, node_store
 from r2serve.engines.node_store import ComparedNode
@@ -42,22 +43,53 @@ def compare_once(vllm_config: Any) -> None:
     Call before a relay starts, because a relay waits for node 0.
     """
     global _started
-    if _started or not flag.of_command_line or multiprocessing.parent_process() is not None:
+    if multiprocessing.parent_process() is not None:
+        return
+    _answer_relays(vllm_config)
+    if _started or not flag.of_command_line:
         return
     node = _here(vllm_config)
-    if node is None or (node.number == 0 and node.has_relay):
+    if node is None or (node.number == 0 and (node.has_relay or not node.has_store)):
         return
-    if not node.has_store and (node.number == 0 or node.has_relay):
-        return
+    if node.has_relay and not node.has_store and not Config.from_env().control_master:
+        return  # the relay itself looks at the master address
     _started = True
     threading.Thread(target=_run, args=(node, _end), name="r2serve-nodes", daemon=True).start()
 
 
+def _answer_relays(vllm_config: Any) -> None:
+    """Answers nodes with a relay at node 0 of a data-parallel engine, if node 0 has none."""
+    parallel = vllm_config.parallel_config
+    if parallel.nnodes > 1 or parallel.data_parallel_rank != 0 or _has_relay(vllm_config):
+        return
+    from r2serve.engines.vllm import handshake  # imports ZMQ
+
+    values, host = _values(), socket.gethostname()
+    here = node_place(0, host)
+
+    def differs(told: handshake.Told) -> str:
+        there = node_place(told.node, told.host)
+        return difference(values, here, told.values, there) or relays_differ(here, there)
+
+    def end(text: str) -> None:
+        if flag.of_command_line:  # a program around vLLM gets the exception alone
+            _end(text)
+
+    handshake.hear(differs, end)
+
+
+def _values() -> dict[str, str]:
+    return node_values({flag.VARIABLE: "default"} | dict(os.environ))
+
+
+def _has_relay(vllm_config: Any) -> bool:
+    if not flag.active():
+        return False
+    return isinstance(control.relay_site_of(vllm_config, Config.from_env()), control.Site)
+
+
 def _here(vllm_config: Any) -> ComparedNode | None:
     """Returns this node of an engine on several nodes; None: no other node, or another start."""
-    environ = {flag.VARIABLE: "default"} | dict(os.environ)
-    config = Config.from_env() if flag.active() else Config()
-    site = control.relay_site_of(vllm_config, config)
     place = control.site_of(vllm_config.parallel_config, Config(control="rails"))
     if not isinstance(place, control.Site):
         return None  # on one host, under Ray, or by an external launcher
@@ -67,8 +99,8 @@ def _here(vllm_config: Any) -> ComparedNode | None:
         place.master,
         place.port,
         socket.gethostname(),
-        node_values(environ),
-        has_relay=flag.active() and isinstance(site, control.Site),
+        _values(),
+        has_relay=_has_relay(vllm_config),
         key=_key(),
         has_store=vllm_config.parallel_config.nnodes > 1,
     )
@@ -99,7 +131,11 @@ def compare(node: ComparedNode) -> str:
             try:
                 greets = teller.greets(connection)
             except NoRelayError:
-                break
+                if node.has_store or not node.has_relay:
+                    break
+                from r2serve.engines.vllm import handshake  # imports ZMQ
+
+                return handshake.ask(node)
             if greets and node.has_relay:
                 return ""
             if greets:

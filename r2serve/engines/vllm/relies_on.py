@@ -1,11 +1,12 @@
 """The complete list of this plugin's changes to vLLM: seams, and replacements of classes.
 
-The plugin uses vLLM's own seams, with three exceptions. Behind a relay it replaces torch's TCPStore
+The plugin uses vLLM's own seams, with four exceptions. Behind a relay it replaces torch's TCPStore
 in a module of vLLM, and the function ``get_ip`` in two modules
 (:mod:`r2serve.engines.vllm.relies_on_control`). In the first process it wraps the method that
-watches engine processes (:mod:`r2serve.engines.vllm.engine_deaths`). :data:`ROWS` has a row for
-each seam: purpose, condition for removal, and expectations of a release. Tests compare every row
-with facts from the sources of every supported release, 0.32 and 0.33.
+watches engine processes (:mod:`r2serve.engines.vllm.engine_deaths`), and at node 0 without a relay
+the function that waits for the engines of all nodes (:mod:`r2serve.engines.vllm.handshake`).
+:data:`ROWS` has a row for each seam: purpose, condition for removal, and expectations of a release.
+Tests compare every row with facts from the sources of every supported release, 0.32 and 0.33.
 ``tests/engines/contracts/README.md`` has the table of seams and releases. This module imports
 nothing from vLLM.
 """

@@ -1,6 +1,7 @@
 """Rows about vLLM's own connections between nodes, which a relay carries.
 
-These rows are about changes of modules of vLLM: one name of a class, and two names of a function.
+These rows are about changes of modules of vLLM: one name of a class, two names of a function, and
+a function that is wrapped.
 The replaced classes of torch have rows in ``r2serve/engines/torch/relies_on.py``.
 """
 
@@ -12,6 +13,7 @@ from r2serve.seams import Has, InOrder, Says, There
 _PARALLEL = "vllm.config.ParallelConfig"
 _QUEUES = "vllm.distributed.device_communicators.shm_broadcast"
 _EXECUTOR = "vllm.v1.executor.multiproc_executor"
+_WAIT = "vllm.v1.engine.utils.wait_for_engine_startup"
 
 CONTROL_ROWS = (
     row(
@@ -87,6 +89,34 @@ CONTROL_ROWS = (
         "a TCPStore listens at its host_name only",
         InOrder("vllm.distributed.utils.create_tcp_store", ("TCPStore", "master_listen_fd=")),
         InOrder("vllm.distributed.utils.init_gloo_process_group", ("ProcessGroupGloo", "timeout=")),
+    ),
+    row(
+        "wait_for_engine_startup",
+        "wrapped at node 0 of a data-parallel engine without a relay: its ZMQ socket, the first "
+        "argument, also answers nodes with a relay, and then ends the start; relies on an error "
+        "about any other sender, and on identities of two bytes",
+        "vLLM compares the environment of nodes before their ranks meet",
+        InOrder(
+            _WAIT,
+            (
+                "poller.register",
+                "handshake_socket.recv_multipart",
+                "handshake_socket.send_multipart",
+            ),
+        ),
+        InOrder(
+            "vllm.v1.engine.utils.launch_core_engines",
+            ("zmq_socket_ctx", "zmq.ROUTER", "CoreEngineProcManager", "wait_for_engine_startup"),
+        ),
+        Says(
+            "file:vllm/v1/engine/utils.py",
+            (
+                "def wait_for_engine_startup(handshake_socket: zmq.Socket,",
+                "eng_identity, ready_msg_bytes = handshake_socket.recv_multipart()",
+                "Message from engine with unexpected data parallel rank",
+                'index.to_bytes(2, "little")',
+            ),
+        ),
     ),
     row(
         "names of API servers",

@@ -1,6 +1,6 @@
 """The commands of docs/quickstart.md parse: options, variables, extras and JSON are right.
 
-`tests/engines/test_quickstart.py` follows the page with a real engine.
+`tests/engines/page_reader.py` follows the page with a real engine of each kind.
 """
 
 from __future__ import annotations

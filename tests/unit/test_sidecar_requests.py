@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from fastapi.testclient import TestClient
@@ -14,6 +15,7 @@ from timely import timely
 
 from r2serve.observe import requests
 from r2serve.observe.journal import Event
+from r2serve.observe.names import request_name
 from r2serve.observe.request_log import RequestLog
 from r2serve.observe.sidecar import app as sidecar
 from r2serve.observe.sidecar import requests as answers
@@ -107,6 +109,33 @@ def test_requests_come_in_pages(job: Job, client: TestClient) -> None:
         seen += [request["id"] for request in page["requests"]]
         before = page["next"]
     assert seen == names[::-1]
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        "cmpl-<script>alert(1)</script>",
+        "cmpl-../../livez?a=b#c",
+        "cmpl-a/impact",
+        "cmpl-" + "x" * 4096,
+        "cmpl-\n\x1b[31m\u202e",
+    ],
+)
+def test_a_request_is_found_by_any_id_of_a_client(
+    identity: str, client: TestClient, tmp_path: Path
+) -> None:
+    """The dashboard links to the name; a person asks by the id in the answer."""
+    log = RequestLog(tmp_path / "r2ccl-0-abc.requests", writer="worker", label="rank 0")
+    times = ("scheduled_ns", "first_token_ns", "last_token_ns", "tokens")
+    gaps = ("worst_gap_ns", "worst_gap_ended_ns")
+    log.write({"request": request_name(identity)} | dict.fromkeys((*times, *gaps), 1))
+    found = wait_for(client, "/v1/requests", lambda found: found["known"] == 1)
+    [name] = [request["id"] for request in found["requests"]]
+    assert name == request_name(identity)
+    for asked in (identity, name):
+        answer = client.get(f"/v1/requests/{quote(asked, safe='')}/impact")
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["id"] == name
 
 
 def test_an_unknown_request_is_not_found(client: TestClient) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, HTTPException, Path, Query, Response
 from pydantic import BaseModel, Field
+from starlette.convertors import StringConvertor, register_url_convertor
 
 from r2serve.observe.causes import causes_of
 from r2serve.observe.impact import HeldStep, TrackedRequest, figures_of
@@ -17,9 +18,18 @@ from r2serve.observe.sidecar.state import State
 from r2serve.observe.watch import Watch
 
 MAX_PAGE = 1000
-LONGEST_ID = 4096
-"""Longest id of a client that the sidecar looks up, in characters; its name is shorter."""
+LONGEST_ID = 8192
+"""Longest id of a client that the sidecar looks up, in characters; its name is shorter. The server
+limits the whole head of the request, see MAX_HEAD_BYTES."""
 
+
+class _ClientId(StringConvertor):
+    """A part of a path with slashes and line ends, which ids of clients may contain."""
+
+    regex = r"[\s\S]+"
+
+
+register_url_convertor("client_id", _ClientId())
 
 _REQUEST = {
     "id": "chatcmpl-8c1f",
@@ -189,7 +199,7 @@ def add_requests(app: FastAPI, state: State) -> None:
         return respond(view)
 
     @app.get(
-        "/v1/requests/{request}/impact",
+        "/v1/requests/{request:client_id}/impact",
         tags=["requests"],
         response_model=ImpactView,
         responses={404: {"description": "The sidecar keeps no request with this id."}},

@@ -100,6 +100,15 @@ def test_a_preempted_request_continues_as_decode() -> None:
         ("cmpl-\n-0-0a1b2c3d", "cmpl-\n"),
         ("chatcmpl-7f", "chatcmpl-7f"),
         ("2026_request", "2026_request"),
+        ("cmpl--0-0a1b2c3d", "cmpl-"),  # an empty header X-Request-Id
+        ("1_cmpl--0-0a1b2c3d", "cmpl-"),
+        ("cmpl-7f-0123456789abcdef-beam-1-0a1b2c3d", "cmpl-7f"),  # a beam of a completion
+        ("chatcmpl-7f-0123456789abcdef-beam-0-0a1b2c3d", "chatcmpl-7f"),
+        ("cmpl-7f-0123456789abcdef-beam-1-0-0a1b2c3d", "cmpl-7f-0123456789abcdef-beam-1"),
+        ("resp_7f_0-0a1b2c3d", "resp_7f"),  # the first turn of a response
+        ("2_mine_1-0a1b2c3d", "2_mine"),  # an id that a client chose for a response
+        ("chatcmpl-7f_1-0a1b2c3d", "chatcmpl-7f_1"),
+        ("3_12-0a1b2c3d", "12"),  # a sample of vllm.LLM
     ],
 )
 def test_a_request_has_the_clients_name(identity: str, name: str) -> None:

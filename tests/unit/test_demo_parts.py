@@ -55,6 +55,16 @@ def test_prompts_differ_and_are_known_words(tmp_path: Path) -> None:
         assert tokenizer.token_to_id("<unk>") not in ids
 
 
+def test_the_model_takes_chats(tmp_path: Path) -> None:
+    """The answer of vLLM to a chat with a model without a template is an error."""
+    from jinja2 import Template
+
+    made = make_tiny_llama(tmp_path)
+    template = json.loads((made / "tokenizer_config.json").read_text())["chat_template"]
+    said = [{"role": role, "content": text} for role, text in (("system", "ba"), ("user", "fa"))]
+    assert Template(template).render(messages=said).split() == ["ba", "fa"]
+
+
 def test_the_work_directory_is_removed_and_logs_are_kept_on_request(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     with workdir.work_directory(kept) as path:

@@ -144,5 +144,7 @@ def _save_tokenizer(directory: Path, shape: TinyLlama) -> None:
             "bos_token": "<s>",
             "eos_token": "</s>",
             "model_max_length": shape.max_positions,
+            # Clients that chat get an error from a model without a template.
+            "chat_template": "{% for message in messages %}{{ message['content'] }}\n{% endfor %}",
         },
     )

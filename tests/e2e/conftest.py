@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from browsers import browser, chromium, page
 from forked import Forked, Forks
 from ports import free_port
 from timely import TimingMiss, ended, patience, stop, timely
@@ -25,10 +25,9 @@ from r2serve.lab.holder import LabUnavailableError
 from r2serve.lab.lab import Lab
 from r2serve.lab.nodes import Node
 
+__all__ = ["browser", "chromium", "page"]
+
 WORKERS = Path(__file__).parent / "workers"
-ROOT = Path(__file__).resolve().parents[2]
-SHOWN_MS = int(120_000 * patience())
-"""Longest wait of a test in a browser for the page, ms."""
 LOOPBACK_RAILS = "127.0.0.1,127.0.0.2"
 _ENDED = object()
 
@@ -239,49 +238,3 @@ def make_lab() -> Iterator[Callable[..., Lab]]:
                 pytest.skip(f"no lab on this machine: {error}")
 
         yield make
-
-
-# ---- a real browser ----
-
-
-@pytest.fixture(scope="module")
-def chromium() -> str:
-    """Returns the path of the distribution's Chromium."""
-    tools = subprocess.run(
-        [ROOT / "deploy/setup/system.sh", "browser"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHON": sys.executable},
-        check=False,
-    )
-    found = shutil.which("chromium")
-    if tools.returncode != 0 or found is None:
-        pytest.skip(f"no browser: {tools.stderr.strip()}")
-    return found
-
-
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as driver:
-        # Chromium has no sandbox under root; the page comes from this repository and is trusted.
-        started = driver.chromium.launch(
-            executable_path=chromium,
-            args=["--no-sandbox", "--disable-dev-shm-usage"],
-            timeout=2 * SHOWN_MS,
-        )
-        yield started
-        started.close()
-
-
-@pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with browser.new_context(viewport={"width": 1100, "height": 900}) as context:
-        made = context.new_page()
-        made.set_default_timeout(SHOWN_MS)
-        playwright.expect.set_options(timeout=SHOWN_MS)
-        made.problems = []
-        made.on("pageerror", lambda error: made.problems.append(str(error)))
-        made.on("console", lambda said: said.type == "error" and made.problems.append(said.text))
-        yield made

@@ -21,9 +21,12 @@ from typing import IO, Any
 
 import psutil
 import pytest
+from browsers import browser, chromium, page
 from forked import Forked, Forks
 from ports import free_port
 from timely import TimingMiss, patience, timely
+
+__all__ = ["browser", "chromium", "page"]
 
 START_TIMEOUT_S = 300
 STOP_TIMEOUT_S = 60

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 from fastapi.testclient import TestClient
+from hostile_ids import OTHERS, STRUCK, Attacker
 from timely import TimingMiss, timely
 
 from r2serve.drills import client
@@ -166,6 +167,38 @@ def processes(engine: Engine, port: int) -> dict[str, psutil.Process]:
     }
 
 
+def metrics_of(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as metrics:
+        text: str = metrics.read().decode()
+    return text
+
+
+def page_of(request: pytest.FixtureRequest) -> Any:
+    """Returns a page of a browser; None if this machine has no browser."""
+    try:
+        return request.getfixturevalue("page")
+    except pytest.skip.Exception:
+        return None
+
+
+def hostile_ids_write_nothing(engine: Engine, port: int, folder: Path, page: Any) -> None:
+    """A client's id is one word in log, API and page, with several answers, too; see hostile_ids.
+
+    page: of a browser; None: there is no browser.
+    """
+    attacker = Attacker(engine, port, ask, lambda: lose_all_rails(folder))
+    before = attacker.listed(waited=False)
+    struck = attacker.send_all_in_an_outage(STRUCK, MOST_ROUNDS)
+    others = attacker.send_all(OTHERS, 8)
+    # A worker learns of the end of a request with the next step.
+    others.append(complete(engine, prompts(1)[0], 8))
+    attacker.check_api([*struck, *others], before)
+    attacker.check_log(struck)
+    attacker.check_metrics(metrics_of(port))
+    if page is not None:
+        attacker.check_page(page, struck)
+
+
 @pytest.mark.alone
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
@@ -174,6 +207,8 @@ def test_the_impact_of_an_outage_is_reported_after_any_process_is_killed(
     sidecar_port: int,
     tmp_path_factory: pytest.TempPathFactory,
     order: tuple[str, ...],
+    request: pytest.FixtureRequest,
+    show: Callable[[str], None],
 ) -> None:
     folder = tmp_path_factory.mktemp("impact")  # the path of a socket for drills is short
     port = sidecar_port
@@ -225,8 +260,7 @@ def test_the_impact_of_an_outage_is_reported_after_any_process_is_killed(
     assert all(impact["tokens"] > 0 for impact in unhit.values())
     waited = {request["id"] for request in ask(port, "/v1/requests?waited=true")["requests"]}
     assert set(hit) <= waited
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as metrics:
-        text = metrics.read().decode()
+    text = metrics_of(port)
     assert f'model_name="{engine.model}"' in text
     assert re.search(r'r2serve_request_stall_seconds_count\{[^}]*phase="decode"[^}]*\} [1-9]', text)
     said = [line for line in engine.nodes[0].log.splitlines() if "ms stall in" in line]
@@ -239,6 +273,12 @@ def test_the_impact_of_an_outage_is_reported_after_any_process_is_killed(
     assert not others & set(alone)
     timely(lambda: len(charged) < len(alone), f"each of {alone} waited", within_s=0)
     timely(lambda: max(reported) > REPORTED, f"reported parts of outages: {reported}", within_s=0)
+
+    began = time.monotonic()
+    page = page_of(request)
+    hostile_ids_write_nothing(engine, port, folder, page)
+    shown = "without a browser" if page is None else "on the page, too"
+    show(f"ids of an attacker, {shown}: {time.monotonic() - began:.1f} s")
 
     events = all_events(port)
     impacts = {name: settled_impact_of(port, name) for name in (*hit, *alone)}

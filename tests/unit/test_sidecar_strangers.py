@@ -91,7 +91,14 @@ def test_with_a_read_token_strangers_see_the_probes_alone(tmp_path: Path) -> Non
             expected = path in PROBES
             for headers in ({}, bearer("x" * 16), basic("x" * 16)):
                 assert (client.get(path, headers=headers).status_code != 401) == expected, path
-            for headers in (bearer(READ_TOKEN), bearer(TOKEN), basic(READ_TOKEN), basic(TOKEN)):
+            lower = {"authorization": f"bearer {READ_TOKEN}"}  # a scheme has no case (RFC 9110)
+            for headers in (
+                lower,
+                bearer(READ_TOKEN),
+                bearer(TOKEN),
+                basic(READ_TOKEN),
+                basic(TOKEN),
+            ):
                 assert client.get(path, headers=headers).status_code in (200, 404, 503), path
         asked = client.get("/").headers.get_list("www-authenticate")
         assert asked == ["Bearer", 'Basic realm="r2serve sidecar"']  # a browser asks its user

@@ -8,10 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import types
-import typing
-from collections.abc import Iterator
-from enum import Enum
 from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
@@ -22,10 +18,9 @@ import pytest
 import yaml
 from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
 from fastapi.testclient import TestClient
-from grafana_foundation_sdk.cog import plugins, runtime
-from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.dashboard import Dashboard
+from modelled import faults, lost
 from pairs import Pair
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -63,24 +58,13 @@ def panels() -> list[Json]:
     return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
 
 
+def annotations() -> list[Json]:
+    return list(dashboard()["annotations"]["list"])
+
+
 def alerts() -> list[Json]:
     (group,) = load(RULES)["groups"]
     return list(group["rules"])
-
-
-def lost(given: Any, kept: Any, path: str = "") -> Iterator[str]:
-    """Yields the parts of `given` missing in `kept`: a model ignores fields unknown to it."""
-    if isinstance(given, dict) and isinstance(kept, dict):
-        for key, value in given.items():
-            if key in kept:
-                yield from lost(value, kept[key], f"{path}.{key}")
-            else:
-                yield f"{path}.{key}"
-    elif isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
-        for index, (one, other) in enumerate(zip(given, kept, strict=True)):
-            yield from lost(one, other, f"{path}[{index}]")
-    elif given != kept:
-        yield f"{path}: {given!r}"
 
 
 # ---- metrics in use exist ----
@@ -127,6 +111,7 @@ def dashboard_queries() -> list[tuple[str, str]]:
             call = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
             assert call, variable["query"]
             found.append((call[1], f"{{{{{call[2]}}}}}"))
+    found += [(one["expr"], one["titleFormat"] + one["textFormat"]) for one in annotations()]
     return found
 
 
@@ -194,51 +179,6 @@ def test_the_dashboard_shows_every_metric(tmp_path: Path) -> None:
 # ---- the dashboard ----
 
 
-def fits(value: Any, hint: Any) -> bool:
-    """Returns whether a value has the type given in Grafana's Foundation SDK."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(fits(value, one) for one in args)
-    if origin is list:
-        return isinstance(value, list) and all(fits(one, args[0]) for one in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(fits(one, args[1]) for one in value.values())
-    if origin is typing.Literal:
-        return value in args
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return value in [one.value for one in hint]
-    if hint in (object, typing.Any):
-        return True
-    if hint in (int, float):
-        return isinstance(value, (int, hint)) and not isinstance(value, bool)
-    return isinstance(value, hint)
-
-
-def misfits(value: Any, path: str = "") -> Iterator[str]:
-    if isinstance(value, list):
-        for index, one in enumerate(value):
-            yield from misfits(one, f"{path}[{index}]")
-    elif isinstance(value, dict):
-        for key, one in value.items():
-            yield from misfits(one, f"{path}.{key}")
-    elif callable(getattr(value, "to_json", None)):
-        for name, hint in typing.get_type_hints(type(value)).items():
-            inner = getattr(value, name)
-            if not fits(inner, hint):
-                yield f"{path}.{name}: {inner!r} is not {hint}"
-            yield from misfits(inner, f"{path}.{name}")
-
-
-def faults(data: Json) -> list[str]:
-    """Returns the parts of a dashboard not allowed by Grafana's Foundation SDK."""
-    plugins.register_default_plugins()
-    unknown = [one["type"] for one in data["panels"] if one["type"] != "row"]
-    unknown = [kind for kind in unknown if runtime.panelcfg_config(kind) is None]
-    model = Dashboard.from_json(data)
-    again = json.loads(json.dumps(model, cls=JSONEncoder))
-    return [*unknown, *lost(data, again), *misfits(model)]
-
-
 def test_grafana_knows_every_field_of_the_dashboard() -> None:
     assert faults(dashboard()) == []
     assert dashboard()["schemaVersion"] == Dashboard().schema_version
@@ -276,6 +216,17 @@ def test_panels_have_titles_descriptions_and_units() -> None:
             assert target["legendFormat"], panel["title"]
             assert target["datasource"] == panel["datasource"]
     assert len({panel["title"] for panel in panels()}) == len(panels())
+
+
+def test_the_graphs_mark_lost_rails_and_drills() -> None:
+    """A reader of any graph sees the reason of a dent, and a drill apart from a fault."""
+    lost_rails, drills = annotations()
+    for one in (lost_rails, drills):
+        assert one["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert one["enable"]
+        assert "{{rail}} on {{host}}" in one["titleFormat"]
+    assert 'injected="false"' in lost_rails["expr"]
+    assert names_in(drills["expr"]) == {"r2serve_drill_active"}
 
 
 def test_panels_do_not_overlap() -> None:
@@ -366,6 +317,7 @@ def test_every_query_of_the_dashboard_finds_something(promtool: str, tmp_path: P
         for direction in ("tx", "rx") if "direction" in labels else ("",):
             for edge in ("0.5", "+Inf") if "le" in labels else ("",):
                 given = {"state": "UP", "kind": "tcp", "direction": direction, "le": edge}
+                given["injected"] = "false"
                 pairs = [f'{one}="{given.get(one, "x")}"' for one in sorted(labels | SCRAPED)]
                 values = "1+1x60" if counts else "1x60"
                 series.append({"series": f"{name}{{{', '.join(pairs)}}}", "values": values})

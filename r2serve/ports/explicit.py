@@ -23,6 +23,10 @@ from r2serve.ports.interfaces import Address, Interface
 
 _DEVICE = re.compile(r"[^\s/:=,]{1,15}")
 """Name of a network interface."""
+_NO_FILTER = (
+    "filters as in NCCL_SOCKET_IFNAME are unknown here: right are whole names, or auto, which "
+    "leaves out docker0"
+)
 
 
 @dataclass(frozen=True)
@@ -97,9 +101,11 @@ def _entry(item: str, spec: str, interfaces: Sequence[Interface]) -> list[Named]
     if item == "auto":
         raise refused("has 'auto' among other entries")
     device, _, address_text = item.rpartition("=") if "=" in item else ("", "", item)
+    address = parse(address_text)
+    if item.startswith("^") or (item.startswith("=") and address is None):
+        raise refused(f"has {item!r}; {_NO_FILTER}")
     if "=" in item and not device:
         raise refused(f"has {item!r}, without a device before the =")
-    address = parse(address_text)
     if address is None and device:
         raise refused(f"has {item!r}, but {address_text!r} is no address")
     interface = find(device or item, interfaces)
@@ -108,6 +114,10 @@ def _entry(item: str, spec: str, interfaces: Sequence[Interface]) -> list[Named]
         why = f"has {item!r}, but this node has no such device or address"
         if parse(absent) is not None or not _DEVICE.fullmatch(absent):
             raise refused(why)
+        # A later device has a number, so this is no name of one.
+        begun = [each.name for each in interfaces if _is_numbered(each.name, absent)]
+        if begun:
+            raise refused(f"has {item!r}, the begin of {', '.join(begun)}; {_NO_FILTER}")
         return [Named(absent, None, (PortAddress(UNSPECIFIED),), why)]
     if address is None:
         return _device(item, interface, interfaces)
@@ -125,6 +135,11 @@ def _entry(item: str, spec: str, interfaces: Sequence[Interface]) -> list[Named]
         return over
     own = PortAddress(str(address), interface.network_of(address))
     return [Named(interface.name, interface, (own,))]
+
+
+def _is_numbered(name: str, begin: str) -> bool:
+    """Whether a name is this begin, without digits at its end, and a number."""
+    return name.startswith(begin) and not begin[-1].isdigit() and name[len(begin) :].isdigit()
 
 
 def _device(item: str, interface: Interface, interfaces: Sequence[Interface]) -> list[Named]:

@@ -341,6 +341,9 @@ TWINS = [interface("eth3", "fe80::7"), interface("eth4", "fe80::7")]
         ("eth1=127.0.0.2", "eth1 does not carry 127.0.0.2"),
         ("eth1=ten", "'ten' is no address"),
         ("=10.0.0.1", "without a device before the ="),
+        ("=eth1", "'=eth1'; filters as in NCCL_SOCKET_IFNAME are unknown here"),
+        ("^docker0,lo", "or auto, which leaves out docker0"),
+        ("eth", "the begin of eth0, eth1, eth2, eth8, eth3, eth4; filters"),
         ("", "an empty entry"),
         ("eth0,auto", "'auto' among other entries"),
         ("eth0,,eth1", "an empty entry"),
@@ -360,6 +363,15 @@ def test_a_wrong_explicit_list_is_an_error_with_field_value_and_choices(
     assert repr(spec) in text
     assert complaint in text
     assert "twice" in text or "eth2=10.0.2.1" in text
+
+
+@pytest.mark.parametrize("begin", ["eth", "^eth"])
+def test_a_filter_of_nccl_is_no_port_that_may_come_later(begin: str) -> None:
+    """Such a port would be a warning, and the engine would serve over the management NIC alone."""
+    with pytest.raises(ConfigError, match="filters as in NCCL_SOCKET_IFNAME are unknown here"):
+        choose(begin, "", None, HERE, may_wait=True)
+    assert [port.device for port in choose("ib0", "", None, HERE, may_wait=True).ports] == ["ib0"]
+    assert choose("eth", "", None, [LO], may_wait=True).ports[0].waits
 
 
 @pytest.mark.parametrize("management", ["eth1", "10.0.1.1"])

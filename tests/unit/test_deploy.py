@@ -20,6 +20,7 @@ from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
 from fastapi.testclient import TestClient
 from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.dashboard import Dashboard
+from json_patches import patched
 from modelled import faults, lost
 from pairs import Pair
 from prometheus_client.parser import text_string_to_metric_families
@@ -35,6 +36,7 @@ PROMETHEUS = ROOT / "deploy" / "prometheus"
 RULES = PROMETHEUS / "r2serve.rules.yml"
 RULES_TEST = PROMETHEUS / "r2serve.rules_test.yml"
 KUBERNETES = ROOT / "deploy" / "kubernetes"
+GPUS = ROOT / "deploy" / "kubernetes-gpu"
 
 SCRAPED = {"job", "instance"}
 """Labels added by a scrape."""
@@ -337,14 +339,20 @@ def test_every_query_of_the_dashboard_finds_something(promtool: str, tmp_path: P
 
 
 def manifests(*, with_gpus: bool = False) -> list[Json]:
-    """Returns the manifests as they are, or with the lines for GPUs and RDMA enabled."""
+    """Returns the manifests as they are, or with the component for GPUs and RDMA."""
     found = []
     for path in sorted(KUBERNETES.glob("*.yaml")):
         text = path.read_text()
-        if with_gpus:
-            text = re.sub(r"^( *)#\+ ", r"\1", text, flags=re.MULTILINE)
         found += [one for one in yaml.safe_load_all(text) if one["kind"] != "Kustomization"]
-    return found
+    if not with_gpus:
+        return found
+    (patch,) = load(GPUS / "kustomization.yaml")["patches"]
+    target, steps = patch["target"], load(GPUS / patch["path"])
+    wanted = target["kind"], target["name"]
+    return [
+        patched(one, steps) if (one["kind"], one["metadata"]["name"]) == wanted else one
+        for one in found
+    ]
 
 
 def of_kind(kind: str, *, with_gpus: bool = False) -> list[Json]:
@@ -439,15 +447,43 @@ def test_kustomize_accepts_all_manifests() -> None:
     assert listed == {path.name for path in KUBERNETES.glob("*.yaml")} - {"kustomization.yaml"}
     if shutil.which("kubectl") is None:
         pytest.skip("no kubectl: what it makes of them is not seen")
-    command = ["kubectl", "kustomize", str(KUBERNETES)]
+    assert kustomized(KUBERNETES) == sorted(manifests(), key=kind_and_name)
+
+
+def test_the_component_for_gpus_applies_to_both_examples(tmp_path: Path) -> None:
+    page = (ROOT / "deploy/README.md").read_text()
+    (written,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    overlay = yaml.safe_load(written)
+    assert overlay == {
+        "resources": ["r2serve/deploy/kubernetes"],
+        "components": ["r2serve/deploy/kubernetes-gpu"],
+    }
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl: what it makes of them is not seen")
+    shutil.copytree(ROOT / "deploy", tmp_path / "r2serve" / "deploy")
+    (tmp_path / "kustomization.yaml").write_text(written)
+    assert kustomized(tmp_path) == sorted(manifests(with_gpus=True), key=kind_and_name)
+    overlay["resources"] = ["r2serve/deploy/kubernetes-sglang"]
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    (made,) = [one for one in kustomized(tmp_path) if one["kind"] == "LeaderWorkerSet"]
+    for pod in made["spec"]["leaderWorkerTemplate"].values():
+        if isinstance(pod, dict):
+            engine = container(pod, "engine")
+            assert engine["command"][0] == "sglang"
+            assert engine["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+def kind_and_name(one: Json) -> tuple[str, str]:
+    return one["kind"], one["metadata"]["name"]
+
+
+def kustomized(folder: Path) -> list[Json]:
+    """Returns what kubectl makes of a folder, without tags of images."""
+    command = ["kubectl", "kustomize", str(folder)]
     made = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
     (image,) = load(KUBERNETES / "kustomization.yaml")["images"]
     text = made.replace(f"{image['name']}:{image['newTag']}", image["name"])
-
-    def key(one: Json) -> tuple[str, str]:
-        return one["kind"], one["metadata"]["name"]
-
-    assert sorted(yaml.safe_load_all(text), key=key) == sorted(manifests(), key=key)
+    return sorted(yaml.safe_load_all(text), key=kind_and_name)
 
 
 def test_names_within_the_manifests_match() -> None:
@@ -550,7 +586,7 @@ def test_the_sidecar_can_read_the_engines_journals() -> None:
 
 
 def test_pods_need_no_privilege_except_for_rdma() -> None:
-    """Pods fit Pod Security's restricted profile, unless the lines for RDMA are enabled."""
+    """Pods fit Pod Security's restricted profile, unless the component for RDMA is there."""
     for with_gpus in (False, True):
         for template in pod_templates(with_gpus=with_gpus):
             pod = template["spec"]

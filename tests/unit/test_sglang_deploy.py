@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
+from json_patches import patched
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 
 
-def patched() -> dict[str, Any]:
-    """Returns the LeaderWorkerSet after the patches; a path that does not exist is a KeyError."""
+def example() -> dict[str, Any]:
+    """Returns the LeaderWorkerSet after the patches."""
     given = yaml.safe_load((DEPLOY / "kubernetes" / "lws.yaml").read_text())
-    # YAML's anchors share parts of both templates; kustomize copies them.
-    made: dict[str, Any] = json.loads(json.dumps(given))
-    for step in yaml.safe_load((DEPLOY / "kubernetes-sglang" / "engine.yaml").read_text()):
-        assert set(step) == {"op", "path", "value"}
-        assert step["op"] == "replace"
-        at: Any = made
-        *above, last = step["path"].split("/")[1:]
-        for name in above:
-            at = at[int(name)] if isinstance(at, list) else at[name]
-        key = int(last) if isinstance(at, list) else last
-        assert at[key] != step["value"], f"{step['path']}: the patch changes nothing"
-        at[key] = step["value"]
+    steps = yaml.safe_load((DEPLOY / "kubernetes-sglang" / "engine.yaml").read_text())
+    made: dict[str, Any] = patched(given, steps)
     return made
 
 
 def pods() -> list[dict[str, Any]]:
-    template = patched()["spec"]["leaderWorkerTemplate"]
+    template = example()["spec"]["leaderWorkerTemplate"]
     return [template["leaderTemplate"], template["workerTemplate"]]
 
 
@@ -40,7 +30,7 @@ def test_the_patches_apply_to_the_example_for_vllm() -> None:
     whole = yaml.safe_load((DEPLOY / "kubernetes-sglang" / "kustomization.yaml").read_text())
     assert whole["resources"] == ["../kubernetes"]
     [patch] = whole["patches"]
-    assert patch["target"] == {"kind": "LeaderWorkerSet", "name": patched()["metadata"]["name"]}
+    assert patch["target"] == {"kind": "LeaderWorkerSet", "name": example()["metadata"]["name"]}
     [image] = whole["images"]
     listed = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())["images"]
     assert image["name"] == listed[0]["name"]
